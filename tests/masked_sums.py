@@ -39,12 +39,12 @@ def colluders_needed(units: int, needed: int) -> int:
 
 @dataclass
 class Exchange:
-    """A masked round of ``num_units``; units in ``gone`` do not send that method's message."""
+    """A masked round of ``num_units``; units in ``lost`` do not send that method's message."""
 
     num_units: int
     threshold: float = THRESHOLD
     round: int = 1
-    told: dict[int, SharesReply] = field(default_factory=dict)
+    share_replies: dict[int, SharesReply] = field(default_factory=dict)
     masked: dict[int, Words] = field(default_factory=dict)
     revealed: dict[int, UnmaskReply] = field(default_factory=dict)
     requests: dict[int, MaskRequest] = field(default_factory=dict)
@@ -59,43 +59,43 @@ class Exchange:
         public = {unit: each.public for unit, each in self.with_keys.items()}
         self.session = Session(Roster(RUN, self.round, public), self.threshold)
 
-    def share(self, gone: Collection[int] = ()) -> "Exchange":
+    def share(self, lost: Collection[int] = ()) -> "Exchange":
         for unit, stage in self.with_keys.items():
-            if unit not in gone:
+            if unit not in lost:
                 shared, reply = stage.share(self.session.roster, self.threshold)
-                self.with_shares[unit], self.told[unit] = shared, reply
-        self.requests = relayed(self.told)
+                self.with_shares[unit], self.share_replies[unit] = shared, reply
+        self.requests = relayed(self.share_replies)
         return self
 
-    def mask(self, values: Mapping[int, Words], gone: Collection[int] = ()) -> "Exchange":
+    def mask(self, values: Mapping[int, Words], lost: Collection[int] = ()) -> "Exchange":
         for unit, stage in self.with_shares.items():
-            if unit not in gone:
+            if unit not in lost:
                 words = values[unit].copy()
                 self.with_masks[unit] = stage.mask(self.round, self.requests[unit], words)
                 self.masked[unit] = words
         return self
 
-    def confirm(self, gone: Collection[int] = ()) -> "Exchange":
+    def confirm(self, lost: Collection[int] = ()) -> "Exchange":
         request = SurvivorsRequest(self.round, tuple(self.masked))
         for unit, stage in self.with_masks.items():
-            if unit not in gone:
+            if unit not in lost:
                 self.with_survivors[unit], self.confirmed[unit] = stage.confirm(request)
         return self
 
-    def unmask(self, gone: Collection[int] = ()) -> Words:
-        """Reveal shares, except those held by units in ``gone``, and return the sum."""
+    def unmask(self, lost: Collection[int] = ()) -> Words:
+        """Reveal shares, except those held by units in ``lost``, and return the sum."""
         if not self.confirmed:
             self.confirm()
         requests = confirmed(self.round, self.confirmed)
         for unit, stage in self.with_survivors.items():
-            if unit not in gone:
+            if unit not in lost:
                 self.revealed[unit] = stage.reveal(requests[unit])
         return self.total()
 
     def total(self) -> Words:
         """Return the sum as the server computes it from the revealed shares."""
         total = np.sum([*self.masked.values()], axis=0, dtype=np.uint32)
-        shares = checked(self.told, self.masked, self.revealed)
+        shares = checked(self.share_replies, self.masked, self.revealed)
         unmask(self.session, self.masked, shares, total)
         return total
 

@@ -99,8 +99,8 @@ class Unexpected(SuperNode):
         super().__init__()
         self.tokens, self.replies = ["no token", "unreadable", "sound"], list[Message]()
 
-    def AcquireTask(self, asked: object) -> AcquireTaskResponse:  # noqa: N802 - Flower's name
-        found = super().AcquireTask(asked)
+    def AcquireTask(self, request: object) -> AcquireTaskResponse:  # noqa: N802 - Flower's name
+        found = super().AcquireTask(request)
         if found.token == "no token":
             raise SystemExit(1)
         return found

@@ -20,9 +20,9 @@ def state(*overrides: str) -> ClusterState:
 
 
 def uplink(*overrides: str) -> Uplink:
-    told = state(*overrides).uplink
-    assert told is not None
-    return told
+    reported = state(*overrides).uplink
+    assert reported is not None
+    return reported
 
 
 @pytest.mark.parametrize("cluster", ["uneven", "paper", "edge"])
@@ -86,9 +86,9 @@ def test_without_a_preset_activation_bits_are_the_real_ones() -> None:
 @pytest.mark.parametrize("computed", ["float32", "float64"])
 def test_a_presets_bits_do_not_depend_on_the_compute_dtype(computed: str) -> None:
     """They are float32's bits."""
-    told = uplink("channel=paper", "compression=auto", f"pipeline.dtype={computed}")
+    with_dtype = uplink("channel=paper", "compression=auto", f"pipeline.dtype={computed}")
     single = uplink("channel=paper", "compression=auto")
-    for payload in told.payloads:
+    for payload in with_dtype.payloads:
         like = single.payload(*payload.choice)
         assert like is not None
         assert payload.bits == like.bits

@@ -97,8 +97,8 @@ def test_a_machine_keeps_its_label_in_another_process() -> None:
     assert first.law is not None
     assert {each.host for each in first.law.devices.values()} == {"jetson"}
     second.recall(first.kept(), never)
-    told = second._labelled({"new": Host("c", 1), "pi": Host("a", 4)})
-    assert (told["pi"].name, told["new"].name, told[None].name) == ("jetson", "new", "")
+    labelled = second._labelled({"new": Host("c", 1), "pi": Host("a", 4)})
+    assert (labelled["pi"].name, labelled["new"].name, labelled[None].name) == ("jetson", "new", "")
 
 
 def test_a_machine_keeps_its_label_in_a_round_of_other_devices() -> None:
@@ -189,13 +189,13 @@ def test_an_impossible_law_is_refused(change: dict[str, Any]) -> None:
     own = devices()
     learn(own, pi_s=2.0)
     law = own.kept()["step_law"]["law"]
-    told = json.loads(law.numpy().tobytes()) | change
-    bad = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
+    content = json.loads(law.numpy().tobytes()) | change
+    bad = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
     with pytest.raises(WireError, match="law of a step"):
         own.recall({"step_law": {"law": bad}}, never)
-    for odd in ({"law": law.float()}, {"law": law, "more": law}, {"other": law}):
+    for invalid in ({"law": law.float()}, {"law": law, "more": law}, {"other": law}):
         with pytest.raises(WireError, match="law of a step"):
-            own.recall({"step_law": odd}, never)
+            own.recall({"step_law": invalid}, never)
 
 
 def test_the_largest_law_can_be_kept() -> None:
@@ -219,8 +219,8 @@ def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
     assert not any(each in str(failed.value) for each in ("pi.home", "10.0.0.5", "7700"))
 
 
-def taking_over(plan: ClusterPlan, gone: str, closed: str = "", **memory: float) -> ClusterPlan:
-    """Return the plan after the loss of ``gone``. Boxes a to d are each slower than the one before;
+def taking_over(plan: ClusterPlan, lost: str, closed: str = "", **memory: float) -> ClusterPlan:
+    """Return the plan after the loss of ``lost``. Boxes a to d are each slower than the one before;
     a block needs 1 B of ``memory``. ``closed`` boxes hold at most one block."""
     boxes = {
         name: DeviceProfile(
@@ -232,10 +232,10 @@ def taking_over(plan: ClusterPlan, gone: str, closed: str = "", **memory: float)
         )
         for k, name in enumerate("abcd", 1)
     }
-    return after_loss(plan, boxes, gone)
+    return after_loss(plan, boxes, lost)
 
 
-def after_loss(plan: ClusterPlan, boxes: dict[str, DeviceProfile], gone: str) -> ClusterPlan:
+def after_loss(plan: ClusterPlan, boxes: dict[str, DeviceProfile], lost: str) -> ClusterPlan:
     own: Any = SimpleNamespace(
         _plan=plan,
         _devices=boxes,
@@ -243,8 +243,8 @@ def after_loss(plan: ClusterPlan, boxes: dict[str, DeviceProfile], gone: str) ->
         _settings=SimpleNamespace(batch_size=4 * plan.num_micro_batches),
     )
     own._problem = partial(DevicePipeline._problem, own)
-    left = [each for name, each in boxes.items() if name != gone]
-    return DevicePipeline._taken_over(own, {gone: "ended"}, left)
+    left = [each for name, each in boxes.items() if name != lost]
+    return DevicePipeline._taken_over(own, {lost: "ended"}, left)
 
 
 HALVES = Share("a", 2), Share("b", 2)
@@ -346,7 +346,7 @@ def test_no_other_device_can_take_over_faster(schedule: str) -> None:
     assert found > 20 and recomputed > 10
 
 
-def test_a_lost_segment_goes_to_the_device_with_which_the_plan_is_fastest() -> None:
+def test_a_lost_segment_moves_to_the_device_with_which_the_plan_is_fastest() -> None:
     """Memory or an owner's limit can exclude a device."""
     pair = SegmentPlan("b", Span(3, 1), (Share("b", 2), Share("c", 2)))
     plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 3)), pair), 1, "gpipe")
@@ -409,16 +409,16 @@ def test_a_device_left_without_blocks_is_reported_once_and_again_on_return() -> 
     law, known = own.law, taking({"jetson": 1.0, "pi": 1.0})
     assert law is not None
 
-    def told(names: list[str]) -> list[str]:
+    def reports(names: list[str]) -> list[str]:
         plan = plan_of(names, [2] if len(names) == 1 else [1, 1])
         pipeline: Any = SimpleNamespace(_all=own, _plan=plan, _devices=known, _settings=settings)
         return [*DevicePipeline._planned(pipeline)][1:]  # without the report of blocks
 
-    (left,) = told(["jetson"])
+    (left,) = reports(["jetson"])
     assert left.startswith("pi holds no block") and "100 times" in left and "usual: 20" in left
     own.law = replace(law, stages=(HeldStage(("jetson",), 2),))
-    assert told(["jetson"]) == []
-    (back,) = told(["jetson", "pi"])
+    assert reports(["jetson"]) == []
+    (back,) = reports(["jetson", "pi"])
     assert back == "pi holds blocks again"
 
 
@@ -428,5 +428,5 @@ def test_one_process_is_advised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("client_app.devices.without_devices", lambda *_: "devices share a machine")
     known, settings = taking({"jetson": 1.0, "pi": 1.0}), SimpleNamespace(batch_size=8)
     pipeline: Any = SimpleNamespace(_all=own, _plan=plan, _devices=known, _settings=settings)
-    told = [[*DevicePipeline._planned(pipeline)] for _ in range(2)]
-    assert told == [["devices share a machine"], []]
+    reports = [[*DevicePipeline._planned(pipeline)] for _ in range(2)]
+    assert reports == [["devices share a machine"], []]

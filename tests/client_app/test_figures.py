@@ -6,18 +6,18 @@ from client_app.answering import count_message, count_round
 from collapipe.report import ClusterReport
 
 
-def told(name: str, **labels: str) -> float:
+def sample(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(f"collapipe_{name}", labels) or 0.0
 
 
 def test_rounds_failures_phases_and_bytes_are_counted() -> None:
     def figures() -> list[float]:
         return [
-            told("message_seconds_count", kind="train", outcome="answered"),
-            told("message_seconds_count", kind="train", outcome="failed"),
-            told("phase_seconds_total", phase="forward"),
-            told("bytes_total", way="up"),
-            told("bytes_total", way="down"),
+            sample("message_seconds_count", kind="train", outcome="answered"),
+            sample("message_seconds_count", kind="train", outcome="failed"),
+            sample("phase_seconds_total", phase="forward"),
+            sample("bytes_total", way="up"),
+            sample("bytes_total", way="down"),
         ]
 
     before = figures()
@@ -27,4 +27,4 @@ def test_rounds_failures_phases_and_bytes_are_counted() -> None:
     count_round(ClusterReport(0, (1.0,), 1, 1, seconds, link_bytes_up=50, link_bytes_down=9))
     grown = [after - first for after, first in zip(figures(), before, strict=True)]
     assert grown == [1, 1, 0.25, 950, 2009]
-    assert told("devices") == 0
+    assert sample("devices") == 0

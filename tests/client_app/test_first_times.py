@@ -68,5 +68,5 @@ def test_a_measured_step_of_another_batch_size_is_reported_once(
     for _ in range(2):
         own.recall_times({})
     assert devices.law is None
-    (said,) = caplog.messages
-    assert "another batch_size" in said and "device measure" in said
+    (message,) = caplog.messages
+    assert "another batch_size" in message and "device measure" in message

@@ -52,7 +52,7 @@ def test_a_unit_that_restarts_for_every_message_trains_the_same(
 @pytest.mark.parametrize(
     "misses",
     [1, pytest.param(2, marks=pytest.mark.thorough)],
-    ids=["left out", "asked again at once"],
+    ids=["left out", "requested again at once"],
 )
 def test_a_round_whose_reply_is_lost_leaves_no_state(tmp_path: Path, misses: int) -> None:
     """One unit's process is killed after each message, the other one's continues. The run equals

@@ -44,12 +44,12 @@ def test_a_unit_sends_no_shares_if_a_sum_may_have_too_few_updates(
     own = {"partition-id": 0} | owned(tmp_path, f"{{least_units: {least_units}}}")
     unit = Context(RUN, 2, own, records.pack(Setup(settings.text, "", {})), {})  # type: ignore[arg-type]
 
-    def asked(kind: str, message: object) -> RecordDict:
+    def ask(kind: str, message: object) -> RecordDict:
         return client_app.app.app(Message(records.pack(message), 2, kind), unit).content
 
-    keys = records.unpack(KeysReply, asked(records.MASK_KEYS, KeysRequest(1))).keys
+    keys = records.unpack(KeysReply, ask(records.MASK_KEYS, KeysRequest(1))).keys
     others = {n: UnitWithKeys.new(n, RUN, 1).public for n in (1, 2)}
-    reply = asked(records.MASK_SHARES, Roster(RUN, 1, {0: keys, **others}))
+    reply = ask(records.MASK_SHARES, Roster(RUN, 1, {0: keys, **others}))
     if refused:
         assert "privacy.least_units=3" in records.unpack(Failure, reply).message
     else:
@@ -65,7 +65,7 @@ def test_least_units_is_read_from_the_owners_file(tmp_path: Path) -> None:
 
 
 def test_least_units_requires_secure_aggregation() -> None:
-    asked = PrivacySection(least_units=3)
-    lacking = [*asked.lacking(load_overrides(TINY))]
+    section = PrivacySection(least_units=3)
+    lacking = [*section.lacking(load_overrides(TINY))]
     assert lacking == [("privacy.secure_aggregation", "must be true")]
-    assert not [*asked.lacking(load_overrides([*TINY, *MASKED]))]
+    assert not [*section.lacking(load_overrides([*TINY, *MASKED]))]

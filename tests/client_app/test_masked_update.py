@@ -68,16 +68,16 @@ def masked(round_: int = 1) -> MaskedUnit:
 
 def confirmations(exchange: Exchange) -> UnmaskRequest:
     """Return the other units' confirmations for unit 0."""
-    told = exchange.confirm().confirmed
-    return UnmaskRequest(1, {unit: told[unit].confirmations[0] for unit in (1, 2)})
+    confirmed = exchange.confirm().confirmed
+    return UnmaskRequest(1, {unit: confirmed[unit].confirmations[0] for unit in (1, 2)})
 
 
 def test_a_unit_confirms_and_reveals_once_and_deletes_its_secrets(unit: Context) -> None:
     exchange = Exchange(3).share().mask(drawn(3))
     records.keep_stage(exchange.with_masks[0], unit.state)
     survivors, confirmed = SurvivorsRequest(1, (0, 1, 2)), confirmations(exchange)
-    told = ask(unit, records.SURVIVORS, records.pack(survivors))
-    assert records.unpack(SurvivorsReply, told).confirmations.keys() == {1, 2}
+    content = ask(unit, records.SURVIVORS, records.pack(survivors))
+    assert records.unpack(SurvivorsReply, content).confirmations.keys() == {1, 2}
     assert secrets(unit) == [UnitWithSurvivors.__name__]
     reply = records.unpack(UnmaskReply, ask(unit, records.UNMASK, records.pack(confirmed)))
     assert reply.shares.keys() == {0, 1, 2}
@@ -118,11 +118,11 @@ def test_an_invalid_list_of_survivors_ends_the_units_masked_sum(
 
 def test_a_request_for_new_keys_ends_the_current_masked_sum(unit: Context) -> None:
     records.keep_stage(masked(), unit.state)
-    told = ask(unit, records.MASK_KEYS, records.pack(KeysRequest(2)))
+    first = ask(unit, records.MASK_KEYS, records.pack(KeysRequest(2)))
     assert secrets(unit) == [UnitWithKeys.__name__]
     assert refuses(unit, records.SURVIVORS, SurvivorsRequest(1, (0, 1, 2)))
     again = ask(unit, records.MASK_KEYS, records.pack(KeysRequest(2)))
-    one, other = (records.unpack(KeysReply, each).keys for each in (told, again))
+    one, other = (records.unpack(KeysReply, each).keys for each in (first, again))
     assert one != other
 
 
@@ -142,14 +142,14 @@ def test_a_unit_that_has_not_shared_keys_sends_no_update(unit: Context) -> None:
 
 def test_a_roster_is_used_once_and_must_have_the_units_keys(unit: Context) -> None:
     others = {n: UnitWithKeys.new(n, RUN, 1).public for n in (1, 2)}
-    asked = records.pack(KeysRequest(1))
-    own = records.unpack(KeysReply, ask(unit, records.MASK_KEYS, asked)).keys
+    request = records.pack(KeysRequest(1))
+    own = records.unpack(KeysReply, ask(unit, records.MASK_KEYS, request)).keys
     roster = Roster(RUN, 1, {0: own, **others})
     assert not refuses(unit, records.MASK_SHARES, roster)
     assert refuses(unit, records.MASK_SHARES, roster)
     assert secrets(unit) == []
     for keys in (others, {0: others[1], **others}, {0: own}, {0: own, 1: own}):
-        ask(unit, records.MASK_KEYS, asked)
+        ask(unit, records.MASK_KEYS, request)
         assert refuses(unit, records.MASK_SHARES, Roster(RUN, 1, keys))
 
 
@@ -167,8 +167,8 @@ def test_a_unit_does_not_send_kept_gradients_to_the_server(unit: Context) -> Non
     for kept in ("optimizer", "residual", "activations", "last_activations"):
         unit.state[kept] = records.pack_tensors(gradients)
     unit.state["stem"] = records.pack_tensors({"kept": torch.ones(2)})
-    told = ask(unit, records.KEEP, records.pack_groups({}))
-    assert told.array_records.keys() == {"stem"}
+    reply = ask(unit, records.KEEP, records.pack_groups({}))
+    assert reply.array_records.keys() == {"stem"}
 
 
 def test_secrets_are_in_no_checkpoint_and_on_no_disk(unit: Context) -> None:

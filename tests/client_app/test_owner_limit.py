@@ -44,21 +44,21 @@ def context(tmp_path: Path) -> Context:
 def trained(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Replace the unit's round by a fixed reply, or by the exception in ``raises`` of the yielded
     dictionary."""
-    told: dict[str, Any] = {}
+    effects: dict[str, Any] = {}
     device = DeviceProfile("one", AffineLaw(0.0, 1e-3, 0.0, 0.0), max_blocks=9)
     report = ClusterReport(0, (1.0,), 6, 6, squared_norms=(1.0,))
     reply = TrainReply({}, report, ClusterState(0, (device,), 9))
 
     def run_round(*arguments: Any) -> SimpleNamespace:
-        if "raises" in told:
-            raise told["raises"]
+        if "raises" in effects:
+            raise effects["raises"]
         return SimpleNamespace(reply=reply, kept={}, masked=None)
 
     monkeypatch.setattr(handlers, "run_round", run_round)
     monkeypatch.setattr(handlers, "_control_unit", lambda *_: SimpleNamespace(device="cpu"))
     fixed = SimpleNamespace(parts=SimpleNamespace(digests={}))
     monkeypatch.setattr(handlers, "_fixed", lambda *_: fixed)
-    yield told
+    yield effects
 
 
 def train(context: Context, round_: int = 1) -> Failure | None:
@@ -78,8 +78,8 @@ def test_a_unit_counts_its_rounds_and_refuses_rounds_beyond_the_limit(
     refused = train(context, 4)
     assert refused is not None and refused.kind == "BudgetSpentError"
     assert "berlin cannot take part" in refused.message
-    asked = handlers.app(Message(RecordDict(), 2, records.MASK_KEYS), context).content
-    assert records.unpack(Failure, asked).kind == "BudgetSpentError"
+    reply = handlers.app(Message(RecordDict(), 2, records.MASK_KEYS), context).content
+    assert records.unpack(Failure, reply).kind == "BudgetSpentError"
 
 
 def test_a_round_without_an_update_is_not_counted(

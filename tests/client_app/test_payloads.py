@@ -82,7 +82,7 @@ def test_both_places_of_a_head_are_offered_and_the_server_is_first() -> None:
     assert len({each.choice for each in found}) == len(found) == 25 + 5
     assert [each.gradient_error for each in found] == sorted(each.gradient_error for each in found)
     assert found[0].choice == ("float32", "float32", "server")
-    there = [each for each in found if each.head == "control_unit"]
-    assert {each.activation for each in there} == {"float32"}
-    assert all(each.bits == (10 * bits(each.upload), 0.0) for each in there)
-    assert all(each.gradient_error == BENCHMARKED.upload[each.upload] for each in there)
+    at_control_unit = [each for each in found if each.head == "control_unit"]
+    assert {each.activation for each in at_control_unit} == {"float32"}
+    assert all(each.bits == (10 * bits(each.upload), 0.0) for each in at_control_unit)
+    assert all(each.gradient_error == BENCHMARKED.upload[each.upload] for each in at_control_unit)

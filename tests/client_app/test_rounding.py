@@ -48,10 +48,10 @@ def test_activations_of_the_first_step_count_once() -> None:
 def test_one_large_column_increases_the_measured_error() -> None:
     """Pretrained models have such columns; a table of precisions cannot contain their effect."""
     plain = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
-    odd = plain.clone()
-    odd[:, 3] = 100.0
+    with_outliers = plain.clone()
+    with_outliers[:, 3] = 100.0
     errors = []
-    for sent in (plain, odd):
+    for sent in (plain, with_outliers):
         meter = ActivationMeter()
         meter.take(0, 0, sent)
         errors.append(meter.errors()["int4"])

@@ -22,8 +22,8 @@ def test_a_unit_of_an_owner_checks_the_servers_tokenizer(
     the check."""
     tried, text = list[tuple[str, ...]](), Tokenizer.of_bytes().pack()
 
-    def check(*asked: str) -> None:
-        tried.append(asked)
+    def check(*arguments: str) -> None:
+        tried.append(arguments)
         raise ConfigError("takes all memory")
 
     monkeypatch.setattr(handlers, "check_tokenizer", check)
@@ -33,7 +33,7 @@ def test_a_unit_of_an_owner_checks_the_servers_tokenizer(
     own: dict[str, str | int] = {"data": str(tmp_path)} if owned else {"partition-id": 0}
     context = Context(1, 2, own, RecordDict(), {})  # type: ignore[arg-type]
     reply = handlers.app(message, context)
-    told = records.unpack(Failure, reply.content)
+    failure = records.unpack(Failure, reply.content)
     assert tried == ([(text, "packed")] if owned else [])
     assert (Setup.__name__ in context.state) != owned
-    assert ("the run's tokeniser: takes all memory" in told.message) == owned
+    assert ("the run's tokeniser: takes all memory" in failure.message) == owned

@@ -88,15 +88,15 @@ def test_the_segments_of_lost_devices_are_assigned_to_other_devices(
         held.append(SegmentPlan(str(number), Span(first, blocks), own))
         first, number = first + blocks, number + len(rows)
     plan = ClusterPlan(0, tuple(held), 1, "gpipe")
-    gone, free = {str(each) for each in lost}, [f"free-{k}" for k in range(spare)]
-    found = list(islice(plan.without(gone, free), 1000))
+    removed, free = {str(each) for each in lost}, [f"free-{k}" for k in range(spare)]
+    found = list(islice(plan.without(removed, free), 1000))
     assert len(found) == len({*found})
     for each in found:
         used = [name for segment in each.segments for name in segment.devices]
         assert len(used) == len({*used})
-        assert not {*used} & gone
+        assert not {*used} & removed
         assert rows_of_blocks(each) == rows_of_blocks(plan)
-    whole = len([each for each in held if not {*each.devices} <= gone])
+    whole = len([each for each in held if not {*each.devices} <= removed])
     if len(held) - whole <= spare or (whole and not plan.shares):
         assert found
     if whole + spare == 0:

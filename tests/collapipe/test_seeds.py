@@ -31,10 +31,10 @@ def test_a_derived_seed_is_a_63_bit_hash_that_torch_accepts(
     assert torch.Generator().manual_seed(derived).initial_seed() == derived
 
 
-alike = st.lists(st.integers(1, 12) | st.text("12", max_size=2), max_size=3).map(tuple)
+similar_parts = st.lists(st.integers(1, 12) | st.text("12", max_size=2), max_size=3).map(tuple)
 
 
-@given(st.lists(st.tuples(st.integers(1, 12), alike), min_size=2, max_size=20, unique=True))
+@given(st.lists(st.tuples(st.integers(1, 12), similar_parts), min_size=2, max_size=20, unique=True))
 def test_different_purposes_have_different_seeds(
     purposes: list[tuple[int, tuple[int | str, ...]]],
 ) -> None:

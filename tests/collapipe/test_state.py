@@ -99,10 +99,10 @@ def test_a_gradient_error_above_1_is_refused() -> None:
 
 
 def test_a_head_on_the_control_unit_has_no_activation_bits() -> None:
-    there = replace(EXACT, activation_bits=0.0, head="control_unit")
-    assert there.choice == ("float32", "float32", "control_unit")
+    at_control_unit = replace(EXACT, activation_bits=0.0, head="control_unit")
+    assert at_control_unit.choice == ("float32", "float32", "control_unit")
     with pytest.raises(ConfigError, match=r"4.0 bits of activations"):
-        replace(there, activation_bits=4.0)
+        replace(at_control_unit, activation_bits=4.0)
 
 
 def test_two_payloads_with_equal_precisions_are_refused() -> None:
@@ -113,9 +113,9 @@ def test_two_payloads_with_equal_precisions_are_refused() -> None:
 
 def test_without_power_every_payload_needs_bits() -> None:
     assert replace(OFFERING, max_power_w=0.0).sending(ROUGH).model_bits == 1
-    nothing = replace(ROUGH, model_bits=0.0)
+    without_bits = replace(ROUGH, model_bits=0.0)
     with pytest.raises(ConfigError, match="needs max_power_w above 0"):
-        replace(OFFERING, max_power_w=0.0, payloads=(EXACT, nothing))
+        replace(OFFERING, max_power_w=0.0, payloads=(EXACT, without_bits))
 
 
 def test_the_first_payload_must_have_the_uplinks_bits() -> None:

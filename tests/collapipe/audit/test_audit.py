@@ -123,7 +123,7 @@ def test_inverters_are_fitted_on_public_rows_only(
 
 
 @pytest.mark.thorough
-def test_pooled_rows_are_attacked_and_the_output_says_that_none_are_sent(
+def test_pooled_rows_are_attacked_and_the_output_states_that_none_are_sent(
     tmp_path: Path, command: Command
 ) -> None:
     run, public = tmp_path / "run", tmp_path / "public.csv"

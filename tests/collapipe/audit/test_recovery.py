@@ -8,13 +8,13 @@ from collapipe.audit.attack import advantage, auc, membership
 from collapipe.audit.recovery import frequent, share_of
 
 
-@pytest.mark.parametrize(("share", "alike"), [(0.5, 2.0), (0.9, 5.0), (0.97, 20.0)])
-def test_the_interval_covers_the_true_share(share: float, alike: float) -> None:
+@pytest.mark.parametrize(("share", "concentration"), [(0.5, 2.0), (0.9, 5.0), (0.97, 20.0)])
+def test_the_interval_covers_the_true_share(share: float, concentration: float) -> None:
     """Rows differ (beta-binomial). About 95 of 100 intervals contain the true share."""
     draw, covered = np.random.default_rng(0), 0
     for _ in range(400):
         counts = draw.integers(5, 40, 60)
-        rates = draw.beta(alike * share, alike * (1 - share), 60)
+        rates = draw.beta(concentration * share, concentration * (1 - share), 60)
         found = share_of(torch.tensor(draw.binomial(counts, rates)), torch.tensor(counts))
         assert found is not None and 0 <= found.low <= found.value <= found.high <= 1
         covered += found.low <= share <= found.high
@@ -38,9 +38,9 @@ def test_the_most_frequent_tokens_make_up_half() -> None:
 
 def test_equal_losses_hide_membership_and_separate_losses_reveal_it() -> None:
     draw = np.random.default_rng(1)
-    alike = membership(draw.random(300), draw.random(300), 0)
-    assert alike.auc.low < 0.5 < alike.auc.high
-    assert alike.advantage.low < 0 < alike.advantage.high
+    equal = membership(draw.random(300), draw.random(300), 0)
+    assert equal.auc.low < 0.5 < equal.auc.high
+    assert equal.advantage.low < 0 < equal.advantage.high
     apart = membership(draw.random(300), 2 + draw.random(300), 0)
     assert (apart.auc.low, apart.auc.value) == (1, 1)
     assert apart.advantage.value > 0.4  # the threshold is the members' mean

@@ -78,7 +78,7 @@ MASKED = (*PRIVATE, "privacy.secure_aggregation=true", "federation.checkpoint_ev
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "phrases"),
     [
         ((), ("", "")),
         (PRIVATE, ("updates before", "")),
@@ -87,12 +87,12 @@ MASKED = (*PRIVATE, "privacy.secure_aggregation=true", "federation.checkpoint_ev
         ((*MASKED, "privacy.noise_by=units"), ("sums with", "sums alone")),
     ],
 )
-def test_the_text_says_if_the_server_sees_updates_or_sums_and_with_noise(
-    more: tuple[str, ...], told: tuple[str, str]
+def test_the_text_states_if_the_server_sees_updates_or_sums_and_with_noise(
+    more: tuple[str, ...], phrases: tuple[str, str]
 ) -> None:
     found = _hidden(load_overrides([*LABELLED, *more]))
-    assert all(each in found for each in told) and bool(found) == any(told)
-    assert ("noise" in found) == bool(told[0])
+    assert all(each in found for each in phrases) and bool(found) == any(phrases)
+    assert ("noise" in found) == bool(phrases[0])
 
 
 @pytest.mark.thorough

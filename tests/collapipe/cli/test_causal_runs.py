@@ -102,8 +102,8 @@ def test_a_run_can_start_with_the_adapters_of_another_run(
             config.load_overrides([*begun, f"adapter.{option}"])
     same = [*begun, "adapter.target_modules=[v_proj,q_proj]"]
     assert config.load_overrides(same).adapter == adapter
-    told = json.loads((out / "adapter_config.json").read_text())
-    (out / "adapter_config.json").write_text(json.dumps({**told, "target_modules": ".*proj"}))
+    content = json.loads((out / "adapter_config.json").read_text())
+    (out / "adapter_config.json").write_text(json.dumps({**content, "target_modules": ".*proj"}))
     paths: Any = config.load_overrides(same).adapter
     assert paths.target_modules == ("self_attn.q_proj", "self_attn.v_proj")
     shutil.rmtree(out)

@@ -43,7 +43,7 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["federation.round=3"], "unknown option federation.round; nearest: federation.rounds"),
         (["optimiser=sgd"], "unknown option optimiser; nearest: optimizer"),
@@ -108,12 +108,12 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
-    command: Command, tmp_path: Path, options: list[str], says: str
+    command: Command, tmp_path: Path, options: list[str], message: str
 ) -> None:
     status, out, err = command("run", *options, f"hydra.run.dir={tmp_path / 'run'}")
     assert status == 2, err
     assert err.startswith("error: ")
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1
     assert "Traceback" not in out + err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -121,7 +121,7 @@ def test_bad_input_is_one_line_and_status_2(
 
 @pytest.mark.parametrize("train", ["true", "false"])
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["strategy.drift_weight=-1"], "strategy.drift_weight=-1.0: must be finite and not neg"),
         (["strategy=random", "strategy.num_scheduled=0"], "strategy.num_scheduled=0: must be at"),
@@ -141,7 +141,7 @@ def test_an_invalid_strategy_leaves_no_folder_and_logs_nothing(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     options: list[str],
-    says: str,
+    message: str,
     train: str,
 ) -> None:
     """The strategy is built before any other part of the run."""
@@ -149,13 +149,13 @@ def test_an_invalid_strategy_leaves_no_folder_and_logs_nothing(
     options = [*options, f"framework.train={train}", f"hydra.run.dir={folder}"]
     status, out, err = command("run", *options)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"error: {says}")
+    assert err.startswith(f"error: {message}")
     assert caplog.records == []
     assert not folder.exists()
 
 
 @pytest.mark.parametrize(
-    ("files", "says"),
+    ("files", "message"),
     [
         ({"valid_en": None}, "lacks valid.en and valid.en.gz"),
         ({"train_en": b"a boat\n"}, "has 2 lines"),
@@ -164,7 +164,7 @@ def test_an_invalid_strategy_leaves_no_folder_and_logs_nothing(
     ],
 )
 def test_bad_data_is_reported_with_file_and_line(
-    command: Command, tmp_path: Path, files: dict[str, bytes | None], says: str
+    command: Command, tmp_path: Path, files: dict[str, bytes | None], message: str
 ) -> None:
     root = corpus(tmp_path, **files)
     status, _, err = command(
@@ -175,7 +175,7 @@ def test_bad_data_is_reported_with_file_and_line(
         "federation.num_units=2",
     )
     assert (status, err.count("\n")) == (2, 1)
-    assert says in err
+    assert message in err
 
 
 def test_an_unwritable_output_folder_is_reported_before_training(
@@ -301,7 +301,7 @@ def test_a_trusted_module_that_is_not_installed_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "says"),
+    ("file", "content", "message"),
     [
         ("config.yaml", "seed: ${oc.env:HOME}", "has references"),
         ("config.yaml", "a: &a [1, 2]\nb: [*a, *a]", "has references"),
@@ -312,12 +312,12 @@ def test_a_trusted_module_that_is_not_installed_is_an_error(
     ],
 )
 def test_a_damaged_run_folder_is_a_one_line_error(
-    command: Command, finished: Path, file: str, content: str, says: str
+    command: Command, finished: Path, file: str, content: str, message: str
 ) -> None:
     (finished / file).write_text(content)
     status, _, err = command("predict", str(finished), "Dienstag")
     assert (status, err.count("\n")) == (2, 1)
-    assert says in err
+    assert message in err
 
 
 def test_prediction_does_not_need_the_training_data(command: Command, tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_sweep_shows_a_users_strategy_and_marks_clocks_without_uploads(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["run", "seed=0,1"], "seed=0,1: several values need -m: collapipe run -m seed=0,1"),
         (["run", "strategy=even,random"], "strategy=even,random: several values need -m: "),
@@ -393,10 +393,10 @@ def test_a_sweep_shows_a_users_strategy_and_marks_clocks_without_uploads(
     ],
 )
 def test_the_error_for_a_mistyped_sweep_shows_how_to_write_it(
-    command: Command, options: list[str], says: str
+    command: Command, options: list[str], message: str
 ) -> None:
     status, _, err = command(*options)
-    assert (status, err.count("\n")) == (2, 1) and f"error: {says}" in err
+    assert (status, err.count("\n")) == (2, 1) and f"error: {message}" in err
 
 
 BROKEN = """
@@ -461,7 +461,7 @@ def test_a_sweep_is_submitted_with_the_units_of_the_servers_folder(
     assert (status, len(submitted)) == (2, 2) and "pipeline.num_micro_batches=16" in err
 
 
-def test_options_come_from_a_file_or_from_a_runs_saved_configuration(
+def test_options_are_read_from_a_file_or_from_a_runs_saved_configuration(
     command: Command, tmp_path: Path
 ) -> None:
     """Options on the command line override the file."""

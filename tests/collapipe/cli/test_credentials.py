@@ -84,12 +84,12 @@ def enrol(done: Credentials, name: str = "jetson") -> None:
 
 def test_a_device_gets_a_certificate_without_sending_its_key(done: Credentials) -> None:
     made = done("init", "farm")
-    asked = done("request", "box/jetson", "--name", "jetson")
+    request = done("request", "box/jetson", "--name", "jetson")
     key = Path("box/jetson/key.pem").read_bytes()
     Path("travels").mkdir()
     shutil.copy("box/jetson/request.pem", "travels")
-    out = done("sign", "farm", "travels/request.pem", "--fingerprint", fingerprint(asked))
-    assert fingerprint(out) == fingerprint(asked)
+    out = done("sign", "farm", "travels/request.pem", "--fingerprint", fingerprint(request))
+    assert fingerprint(out) == fingerprint(request)
     assert fingerprint(out, "authority") == fingerprint(made, "authority")
     shutil.copy(signed(out), "travels")
     installed = done("install", "box/jetson", Path("travels") / signed(out).name)
@@ -137,13 +137,13 @@ def test_sign_asks_a_person_to_compare_fingerprints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done("init", "farm")
-    asked = done("request", "jetson", "--name", "jetson")
+    request = done("request", "jetson", "--name", "jetson")
     terminal = io.StringIO(f"{answer}\n")
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)
     ended, out, _ = command("credentials", "sign", "farm", "jetson/request.pem")
     assert ended == status
-    assert fingerprint(out) == fingerprint(asked)
+    assert fingerprint(out) == fingerprint(request)
     assert Path("farm/issued/jetson.1.crt").exists() is (status == 0)
 
 
@@ -151,13 +151,13 @@ def test_a_request_is_not_signed_without_its_fingerprint(
     done: Credentials, refused: Credentials
 ) -> None:
     done("init", "farm")
-    asked, other = (done("request", name, "--name", name) for name in ("jetson", "pi"))
+    request, other = (done("request", name, "--name", name) for name in ("jetson", "pi"))
     sign = ("sign", "farm", "jetson/request.pem")
     assert "--fingerprint VALUE" in refused(*sign)
-    for wrong in (fingerprint(other), "", fingerprint(asked)[:9]):
-        assert fingerprint(asked) in refused(*sign, "--fingerprint", wrong)
+    for wrong in (fingerprint(other), "", fingerprint(request)[:9]):
+        assert fingerprint(request) in refused(*sign, "--fingerprint", wrong)
         refused(*sign, "--yes", "--fingerprint", wrong)
-    done(*sign, "--fingerprint", fingerprint(asked).replace(" ", "").upper())
+    done(*sign, "--fingerprint", fingerprint(request).replace(" ", "").upper())
 
 
 def test_renewal_keeps_the_key(done: Credentials, refused: Credentials) -> None:

@@ -39,10 +39,10 @@ def test_an_interrupt_in_the_callback_of_a_weak_reference_is_not_lost() -> None:
 def test_other_errors_in_weak_reference_callbacks_are_reported_as_usual(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = list[type[BaseException]]()
-    monkeypatch.setattr("sys.unraisablehook", lambda what: told.append(what.exc_type))
+    reported = list[type[BaseException]]()
+    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(what.exc_type))
     buffer = _Buffer()
     with sure_interrupts():
         watched = weakref.ref(buffer, lambda _: 1 / 0)
         del buffer
-    assert (told, watched()) == ([ZeroDivisionError], None)
+    assert (reported, watched()) == ([ZeroDivisionError], None)

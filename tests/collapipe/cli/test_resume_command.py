@@ -57,7 +57,7 @@ def _content(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ("optimizer.lr=0.5", "optimizer.lr was 0.003, is 0.5;"),
         ("model.dim=32", "model.dim was 16, is 32;"),
@@ -73,18 +73,18 @@ def _content(folder: Path) -> dict[Path, bytes]:
     ],
 )
 def test_resuming_with_options_that_change_the_training_is_refused(
-    run_dir: Path, override: str, says: str
+    run_dir: Path, override: str, message: str
 ) -> None:
-    assert says in refusal(run_dir, override, "federation.rounds=4")
+    assert message in refusal(run_dir, override, "federation.rounds=4")
 
 
-def test_the_error_for_a_complete_run_says_how_to_train_longer(run_dir: Path) -> None:
-    says = (
+def test_the_error_for_a_complete_run_explains_how_to_train_longer(run_dir: Path) -> None:
+    expected = (
         f"{run_dir}: completed after 3 rounds; to train longer, raise federation.rounds, such as "
         "federation.rounds=6"
     )
-    assert refusal(run_dir) == says
-    assert refusal(run_dir, "seed=0", "federation.keep=1") == says
+    assert refusal(run_dir) == expected
+    assert refusal(run_dir, "seed=0", "federation.keep=1") == expected
 
 
 def test_fewer_rounds_than_at_the_checkpoint_are_refused(run_dir: Path) -> None:
@@ -96,41 +96,41 @@ def test_fewer_rounds_than_at_the_checkpoint_are_refused(run_dir: Path) -> None:
 def test_the_checkpoint_before_a_damaged_one_is_offered_and_works(run_dir: Path) -> None:
     state = run_dir / "checkpoints" / "000003" / "state.json"
     state.write_bytes(state.read_bytes().replace(b'"round": 3', b'"round": 2'))
-    says = refusal(run_dir)
-    assert "000003: damaged, state.json was changed after it was written" in says
-    assert says.endswith("to resume from the checkpoint before it, add --checkpoint 000002")
+    message = refusal(run_dir)
+    assert "000003: damaged, state.json was changed after it was written" in message
+    assert message.endswith("to resume from the checkpoint before it, add --checkpoint 000002")
     resume_run(run_dir, [], "000002", [])
     assert CheckpointFolder(run_dir).read("000003").progress.round == 3
 
 
 def test_a_new_run_is_suggested_if_there_is_no_earlier_checkpoint(run_dir: Path) -> None:
     (run_dir / "checkpoints" / "000001" / "tensors.safetensors").unlink()
-    says = refusal(run_dir, name="000001")
-    assert "000001: damaged, tensors.safetensors cannot be read" in says
-    assert says.endswith("there is no earlier checkpoint; begin a new run in another folder")
+    message = refusal(run_dir, name="000001")
+    assert "000001: damaged, tensors.safetensors cannot be read" in message
+    assert message.endswith("there is no earlier checkpoint; begin a new run in another folder")
 
 
 def test_another_runs_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> None:
     other = World(tmp_path / "other", "decoder.mode=control_unit", "seed=7").run(tmp_path / "seven")
     shutil.rmtree(run_dir / "checkpoints" / "000003")
     shutil.copytree(other / "checkpoints" / "000003", run_dir / "checkpoints" / "000003")
-    says = refusal(run_dir)
-    assert "000003: belongs to a run with other options: seed was 7, is 0;" in says
-    assert says.endswith("add --checkpoint 000002")
+    message = refusal(run_dir)
+    assert "000003: belongs to a run with other options: seed was 7, is 0;" in message
+    assert message.endswith("add --checkpoint 000002")
 
 
 def test_metrics_shorter_than_at_the_checkpoint_are_refused(run_dir: Path) -> None:
     lines = (run_dir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run_dir / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
-    says = refusal(run_dir)
-    assert f"metrics.jsonl: has {len(lines[0] + lines[1])} bytes, had" in says
-    assert says.endswith("add --checkpoint 000002")
+    message = refusal(run_dir)
+    assert f"metrics.jsonl: has {len(lines[0] + lines[1])} bytes, had" in message
+    assert message.endswith("add --checkpoint 000002")
 
 
 @pytest.mark.parametrize("name", ["3", "000004", "../run/checkpoints/000003", "latest"])
 def test_a_checkpoint_that_does_not_exist_is_refused(run_dir: Path, name: str) -> None:
-    says = refusal(run_dir, name=name)
-    assert says == f"--checkpoint {name}: {run_dir} has 000001, 000002, 000003"
+    message = refusal(run_dir, name=name)
+    assert message == f"--checkpoint {name}: {run_dir} has 000001, 000002, 000003"
 
 
 def test_the_error_without_a_checkpoint_names_the_round_of_the_first(run_dir: Path) -> None:
@@ -156,9 +156,9 @@ def test_code_named_in_a_run_folder_is_not_imported(
     for option in ("strategy", "environment", "data.partitioner", "task", "+strategy.inner"):
         planted = [*saved, f"{option}._target_=planted.Plan"]
         (run_dir / "overrides.json").write_text(json.dumps(planted))
-        says = refusal(run_dir)
-        assert f"{option.lstrip('+')}._target_=planted.Plan: a saved run may name" in says
-        assert says.endswith("if you trust it, add --trust planted")
+        message = refusal(run_dir)
+        assert f"{option.lstrip('+')}._target_=planted.Plan: a saved run may name" in message
+        assert message.endswith("if you trust it, add --trust planted")
     for target in (
         "flwr_datasets.partitioner.partitioner.Dataset",
         "collapipe.config.composing.Path",
@@ -193,7 +193,7 @@ def _other_names(message: Message) -> Message:
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("answer", "why"),
     [
         (_no_answer, "RuntimeError: no (test_resume_command.py"),
         (_other_names, "which were not asked for"),
@@ -203,19 +203,19 @@ def test_a_unit_that_fails_to_send_its_state_is_logged_and_not_saved(
     world: World,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    told: Callable[[Message], Message],
+    answer: Callable[[Message], Message],
     why: str,
 ) -> None:
-    odd = ClientApp()
+    client = ClientApp()
     for name in ("rows", "state", "frozen"):
-        odd.query(name)(units)
-    odd.train()(units)
+        client.query(name)(units)
+    client.train()(units)
 
-    @odd.query("keep")
+    @client.query("keep")
     def keep(message: Message, context: Context) -> Message:
-        return told(message) if context.node_config["partition-id"] else units(message, context)
+        return answer(message) if context.node_config["partition-id"] else units(message, context)
 
-    run_dir = world.run(tmp_path / "run", client=odd)
+    run_dir = world.run(tmp_path / "run", client=client)
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "completed"
     checkpoints = CheckpointFolder(run_dir)
     assert [[*checkpoints.read(name).training.units] for name in checkpoints.names()] == [[0]] * 3
@@ -303,8 +303,8 @@ def test_options_of_hydra_in_a_run_folder_run_no_code(
     (run_dir / "planted" / "__init__.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(run_dir)
     _with(run_dir, *options)
-    says = refusal(run_dir, "federation.rounds=4")
-    assert says.endswith("an option of Hydra, not of a run; remove it")
+    message = refusal(run_dir, "federation.rounds=4")
+    assert message.endswith("an option of Hydra, not of a run; remove it")
 
 
 @pytest.mark.parametrize(
@@ -321,9 +321,9 @@ def test_references_to_environment_variables_are_not_resolved(
 ) -> None:
     monkeypatch.setenv("SECRET", "s3cret")
     _with(run_dir, option)
-    says = refusal(run_dir, "federation.rounds=4")
-    assert "a reference, which is not followed here" in says
-    assert "s3cret" not in says
+    message = refusal(run_dir, "federation.rounds=4")
+    assert "a reference, which is not followed here" in message
+    assert "s3cret" not in message
 
 
 def test_a_reference_that_a_later_value_overrides_is_allowed(run_dir: Path) -> None:
@@ -339,8 +339,8 @@ def test_a_reference_that_a_later_value_overrides_is_allowed(run_dir: Path) -> N
 )
 def test_metrics_are_not_sent_to_an_address_from_a_run_folder(run_dir: Path, option: str) -> None:
     _with(run_dir, option)
-    says = refusal(run_dir, "federation.rounds=4")
-    assert says.startswith("tracking.mlflow=http://127.0.0.1:1: the run's folder asks to send")
+    message = refusal(run_dir, "federation.rounds=4")
+    assert message.startswith("tracking.mlflow=http://127.0.0.1:1: the run's folder asks to send")
     resume_run(run_dir, ["federation.rounds=4", "tracking.mlflow=null"], None, [])
     assert not (run_dir / "mlflow_run_id").exists()
 
@@ -356,7 +356,7 @@ def _changed_state(run_dir: Path, change: Callable[[dict[str, Any]], object]) ->
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "says"),
+    ("place", "value", "expected"),
     [
         ("progress.sizes.metrics*csv", -1, "had -1 at the checkpoint"),
         ("progress.round", 2, "damaged, it contains round 2"),
@@ -376,7 +376,7 @@ def _changed_state(run_dir: Path, change: Callable[[dict[str, Any]], object]) ->
     ],
 )
 def test_a_forged_checkpoint_is_refused(
-    run_dir: Path, place: str, value: object, says: str
+    run_dir: Path, place: str, value: object, expected: str
 ) -> None:
     def change(state: dict[str, Any]) -> None:
         *way, last = (key.replace("*", ".") for key in place.split("."))
@@ -385,10 +385,10 @@ def test_a_forged_checkpoint_is_refused(
         state[last] = value
 
     _changed_state(run_dir, change)
-    told = refusal(run_dir, "federation.rounds=4")
-    assert says in told
-    assert len(told) < 1000
-    assert told.endswith("add --checkpoint 000002")
+    message = refusal(run_dir, "federation.rounds=4")
+    assert expected in message
+    assert len(message) < 1000
+    assert message.endswith("add --checkpoint 000002")
 
 
 def test_a_checkpoint_that_lacks_a_field_is_refused(run_dir: Path) -> None:

@@ -97,7 +97,7 @@ def test_status_before_the_first_round(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "says"),
+    ("status", "error", "expected"),
     [
         ("completed", None, "completed"),
         ("failed", "round 3: every unit failed", "failed: round 3: every unit failed"),
@@ -105,11 +105,11 @@ def test_status_before_the_first_round(run: Path) -> None:
     ],
 )
 def test_status_of_a_run_that_has_ended(
-    status: str, error: str | None, says: str, run: Path
+    status: str, error: str | None, expected: str, run: Path
 ) -> None:
     write_summary(run, status=status, error=error)
     lines = status_of(run, 100_000)
-    assert lines["run"] == f"{says}, last written 27.8 h ago"
+    assert lines["run"] == f"{expected}, last written 27.8 h ago"
     assert lines["round"] == "12 of 20"
     assert lines["test"] == "BLEU 87.5"
 
@@ -162,10 +162,10 @@ def test_the_command_prints_one_screen(run: Path, command: Command) -> None:
 
 def test_a_folder_without_a_run_is_a_one_line_error(tmp_path: Path, command: Command) -> None:
     (tmp_path / "empty").mkdir()
-    for name, says in (("nowhere", "no such folder"), ("empty", "config.yaml")):
+    for name, message in (("nowhere", "no such folder"), ("empty", "config.yaml")):
         status, out, err = command("status", tmp_path / name)
         assert (status, out, err.count("\n")) == (2, "", 1), err
-        assert str(tmp_path / name) in err and says in err
+        assert str(tmp_path / name) in err and message in err
 
 
 def test_the_latest_run_is_the_default_of_status_and_report(
@@ -188,17 +188,17 @@ def test_the_latest_run_is_the_default_of_status_and_report(
 def test_control_characters_in_a_run_folder_are_not_printed(
     tmp_path: Path, command: Command
 ) -> None:
-    odd = "\x1b[31m\u202e"
-    run = make_run(tmp_path / f"run{odd}")
-    metric = {"name": odd, "value": 1.0, "signature": odd, "extra_metrics": {}}
-    write_summary(run, status=odd, error=odd, metric=metric)
+    unprintable = "\x1b[31m\u202e"
+    run = make_run(tmp_path / f"run{unprintable}")
+    metric = {"name": unprintable, "value": 1.0, "signature": unprintable, "extra_metrics": {}}
+    write_summary(run, status=unprintable, error=unprintable, metric=metric)
     status, out, err = command("status", run)
     assert (status, err) == (0, "")
-    assert not {*odd} & {*out} - {*"[31m"}
+    assert not {*unprintable} & {*out} - {*"[31m"}
 
 
 @pytest.mark.parametrize("name", ["²", "latest", "/etc"])
-def test_a_link_with_an_odd_target_is_not_a_checkpoint(run: Path, name: str) -> None:
+def test_a_link_with_an_unexpected_target_is_not_a_checkpoint(run: Path, name: str) -> None:
     (run / "checkpoints" / "²").mkdir(parents=True)
     (run / "checkpoints" / "latest").symlink_to(name)
     assert "checkpoint" not in status_of(run)

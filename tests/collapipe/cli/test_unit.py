@@ -53,8 +53,8 @@ def test_a_unit_reconnects_until_the_server_refuses_it(
     ) as refused:
         unit.run_unit(own / "unit.yaml", None)
     assert refused.value.exit_status == 4  # documented: with this status, systemd does not restart
-    said = capsys.readouterr().out
-    assert said.count("dials 127.0.0.1:9000") == 2 and said.count("does not answer") == 1
+    printed = capsys.readouterr().out
+    assert printed.count("dials 127.0.0.1:9000") == 2 and printed.count("does not answer") == 1
     assert len(started) == 2 and started[0] is started[1]
 
 

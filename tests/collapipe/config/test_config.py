@@ -105,7 +105,7 @@ def test_overrides_that_hydra_refuses_are_one_line_errors(bad: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (["link=null"], r"^link=None: must be a section; set its options, link\.OPTION=…$"),
         (["decoder=3"], r"^decoder=3: must be a section"),
@@ -118,8 +118,8 @@ def test_overrides_that_hydra_refuses_are_one_line_errors(bad: str) -> None:
         (["hydra.verbose=true"], r"^unknown option hydra\.verbose"),
     ],
 )
-def test_invalid_trees_are_one_line_errors(overrides: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_invalid_trees_are_one_line_errors(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         load_overrides(overrides)
     assert "\n" not in str(caught.value)
 
@@ -143,7 +143,7 @@ def test_a_sweep_has_every_combination_and_hydras_sweep_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b'seed: "\\x24{oc.env:SECRET}"', "has references"),
         (b'seed: "\\u0024{oc.env:SECRET}"', "has references"),
@@ -153,12 +153,12 @@ def test_a_sweep_has_every_combination_and_hydras_sweep_folder() -> None:
     ],
 )
 def test_no_reference_in_a_saved_configuration_is_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
 ) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     file = tmp_path / "config.yaml"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=says) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         load_saved(file)
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -282,7 +282,7 @@ def test_splitfed_has_one_segment_before_a_cut_that_can_be_moved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["framework.cut=6"], r"framework\.cut=6: must be below model\.num_blocks=6"),
         (["framework.cut=0"], r"framework\.cut=0: must be at least 1"),
@@ -291,8 +291,8 @@ def test_splitfed_has_one_segment_before_a_cut_that_can_be_moved() -> None:
         (["framework.unsplit=true"], r"framework\.cut=1: .* has no cut"),
     ],
 )
-def test_an_impossible_cut_is_a_one_line_error(options: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_an_impossible_cut_is_a_one_line_error(options: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         load_overrides(["framework=splitfed", *options])
     assert "\n" not in str(caught.value)
 

@@ -12,7 +12,7 @@ from collapipe.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "not the options of a run"),
         ("[1]", "not the options of a run"),
@@ -27,8 +27,8 @@ from collapipe.errors import ConfigError
         ('{"tree": {"a": "' + "b" * 2**18 + '"}}', "expected at most 262,144"),
     ],
 )
-def test_invalid_texts_are_one_line_errors(text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_invalid_texts_are_one_line_errors(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         parsed(text)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 

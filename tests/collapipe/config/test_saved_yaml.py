@@ -23,7 +23,7 @@ def test_the_configuration_that_a_run_saves_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("[" * 50_000, "nested too deeply"),
         ("- " * 40_000, "nested too deeply"),
@@ -42,12 +42,12 @@ def test_the_configuration_that_a_run_saves_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_configurations_that_no_run_saves_are_one_line_errors(
-    tmp_path: Path, content: str, says: str
+    tmp_path: Path, content: str, message: str
 ) -> None:
     assert content != OWN
     file = tmp_path / "config.yaml"
     file.write_text(content)
-    with pytest.raises(ConfigError, match=says) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         load_saved(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert "\n" not in str(caught.value)

@@ -81,7 +81,7 @@ def test_a_plug_in_nested_in_lists_is_found(override: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("began", "asked", "instead"),
+    ("began", "option", "instead"),
     [
         ([], "tracking.mlflow=http://192.0.2.1", "tracking.mlflow=null"),
         ([], "link.host=192.0.2.1", "link.host=127.0.0.1"),
@@ -90,11 +90,11 @@ def test_a_plug_in_nested_in_lists_is_found(override: str) -> None:
     ],
 )
 def test_addresses_in_a_resumed_run_must_be_given_again(
-    began: list[str], asked: str, instead: str
+    began: list[str], option: str, instead: str
 ) -> None:
-    settings = load_overrides([*began, asked])
-    with pytest.raises(ConfigError, match=rf"^{asked}: .*{instead}$"):
+    settings = load_overrides([*began, option])
+    with pytest.raises(ConfigError, match=rf"^{option}: .*{instead}$"):
         check_addresses(settings, ["federation.rounds"])
-    check_addresses(settings, [asked.partition("=")[0]])
+    check_addresses(settings, [option.partition("=")[0]])
     check_addresses(load_overrides([]), [])
     check_addresses(load_overrides([]), [])

@@ -194,7 +194,7 @@ def _revoked(cluster: Cluster, _: Cluster) -> Credentials:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda cluster, others: others.member(), "issuer"),
         (_expired, "expired"),
@@ -205,14 +205,14 @@ def _revoked(cluster: Cluster, _: Cluster) -> Credentials:
     ids=["authority", "expired", "revoked", "role", "name"],
 )
 def test_a_dialer_refuses_an_invalid_server_certificate(
-    make: Callable[[Cluster, Cluster], Credentials], says: str, cluster: Cluster, others: Cluster
+    make: Callable[[Cluster, Cluster], Credentials], message: str, cluster: Cluster, others: Cluster
 ) -> None:
     unit = cluster.member("boss", Role.CONTROL_UNIT)
     with serving(make(cluster, others)) as server:
-        with pytest.raises(LinkError, match=says) as error:
+        with pytest.raises(LinkError, match=message) as error:
             Dialer(unit).channel("jetson", server.address)
         assert server.address in str(error.value)
-        if says != "revoked":  # gRPC's own TLS does not check revocations
+        if message != "revoked":  # gRPC's own TLS does not check revocations
             assert refusal(unpinned(server, unit.channel(unit.authority))) == UNAVAILABLE
 
 

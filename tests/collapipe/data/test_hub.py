@@ -51,8 +51,8 @@ def plant(folder: Path) -> None:
             archive.addfile(member, io.BytesIO(PICKLE))
 
 
-def refused(name: str, config: str | None = None, says: str = "") -> None:
-    with pytest.raises(ConfigError, match=rf"data\.name=.*{says}") as caught:
+def refused(name: str, config: str | None = None, message: str = "") -> None:
+    with pytest.raises(ConfigError, match=rf"data\.name=.*{message}") as caught:
         read(DataSettings(name=name, config=config), ("text",), 0)
     assert "\n" not in str(caught.value)
     assert not Path("ran").exists()
@@ -127,8 +127,8 @@ def test_a_dataset_card_that_names_another_file_system_is_refused(
     url = f'"reference://*.csv::file://{index}"'
     configs = f"configs:\n- config_name: a\n  {option.format(url)}\n"
     (folder / file).write_text(f"---\n{configs}---\n" if file.endswith("md") else configs)
-    refused("card", says=f"its {file} names 'reference://")
-    refused("card", "a", says=f"its {file} names 'reference://")
+    refused("card", message=f"its {file} names 'reference://")
+    refused("card", "a", message=f"its {file} names 'reference://")
 
 
 def test_a_folder_of_rows_is_loaded(here: Path) -> None:
@@ -178,15 +178,15 @@ def test_units_evaluate_if_the_dataset_lacks_a_validation_split(
     started = list[Settings]()
     monkeypatch.setattr(run, "start", started.append)
     name = a_dataset(here / "mine", "train", *splits)
-    told = [
+    options = [
         *("task=classification", "model=huggingface", "model.family=bert", f"data.name={name}"),
         *("federation.num_units=2", f"hydra.run.dir={here / 'run'}"),
     ]
-    run.run_job(told)
+    run.run_job(options)
     (settings,) = started
     assert settings.tree["evaluation"]["where"] == where
     assert load_overrides(settings.overrides).evaluation == settings.evaluation
-    on_server = load_overrides([*told, "evaluation.where=server"])
+    on_server = load_overrides([*options, "evaluation.where=server"])
     if where == "units":
         held = [load_held_out(settings, unit, "validation") for unit in range(2)]
         assert [len(each) for each in held if each is not None] == [2, 1]
@@ -203,6 +203,6 @@ def test_a_relative_data_folder_is_made_absolute(
     started = list[Settings]()
     monkeypatch.setattr(run, "start", started.append)
     folder = a_dataset(here / "mine", "train", "validation", "test")
-    told = ["task=classification", "model=huggingface", "model.family=bert", "data.name=./mine"]
-    run.run_job([*told, f"hydra.run.dir={here / 'run'}"])
+    options = ["task=classification", "model=huggingface", "model.family=bert", "data.name=./mine"]
+    run.run_job([*options, f"hydra.run.dir={here / 'run'}"])
     assert [each.data.name for each in started] == [str(folder.resolve())]

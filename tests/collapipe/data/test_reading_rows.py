@@ -10,7 +10,7 @@ import pytest
 from collapipe.data.files import read_file
 from collapipe.errors import DataError
 
-_ODD: dict[str, list[Any]] = {
+_INVALID: dict[str, list[Any]] = {
     "types": [1, "a", 2],
     "size": [1, 2, 2**70],
     "half": ["a", "b\ud83d", "c"],
@@ -25,22 +25,22 @@ def _lines(path: Path, column: str, cells: list[Any], *, whole: bool = False) ->
     return path
 
 
-@pytest.mark.parametrize("column", list(_ODD))
+@pytest.mark.parametrize("column", list(_INVALID))
 def test_an_unneeded_column_that_cannot_be_read_is_left_out(
     tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = _lines(tmp_path / "rows.jsonl", column, _ODD[column])
+    path = _lines(tmp_path / "rows.jsonl", column, _INVALID[column])
     with caplog.at_level(logging.WARNING):
         assert read_file(path, "--file", ["text"])[:] == {"text": ["t0", "t1", "t2"]}
-    (said,) = caplog.messages
-    assert f"column {column!r}" in said and "left out" in said and "\n" not in said
+    (warning,) = caplog.messages
+    assert f"column {column!r}" in warning and "left out" in warning and "\n" not in warning
 
 
 @pytest.mark.parametrize(("column", "line"), [("types", 2), ("size", 3), ("half", 2), ("depth", 2)])
 def test_an_invalid_cell_of_a_needed_column_is_reported_with_its_line(
     tmp_path: Path, column: str, line: int
 ) -> None:
-    path = _lines(tmp_path / "rows.jsonl", column, _ODD[column])
+    path = _lines(tmp_path / "rows.jsonl", column, _INVALID[column])
     needed = "depth.a" if column == "depth" else column
     with pytest.raises(DataError, match=rf"rows\.jsonl:{line}: column '{column}'") as caught:
         read_file(path, "--file", ["text", needed])
@@ -48,7 +48,7 @@ def test_an_invalid_cell_of_a_needed_column_is_reported_with_its_line(
 
 
 def test_an_invalid_cell_of_a_json_list_is_reported_with_its_number(tmp_path: Path) -> None:
-    path = _lines(tmp_path / "rows.json", "types", _ODD["types"], whole=True)
+    path = _lines(tmp_path / "rows.json", "types", _INVALID["types"], whole=True)
     with pytest.raises(DataError, match=r"rows\.json: object 2: column 'types'"):
         read_file(path, "--file", ["types"])
 

@@ -272,8 +272,8 @@ def opened(rows: Mapping[str, Dataset]) -> dict[str, Callable[[], Dataset]]:
 def hub(monkeypatch: pytest.MonkeyPatch, **splits: str) -> Splits:
     """The splits that are read from a fake hub dataset with these splits of ten rows each."""
     rows = {name: Dataset.from_dict({"text": [text] * 10}) for name, text in splits.items()}
-    asked = ("hf://datasets/owner/set", "owner/set", "plain")
-    monkeypatch.setattr(hub_module, "load", lambda *name: {asked: opened(rows)}[name])
+    arguments = ("hf://datasets/owner/set", "owner/set", "plain")
+    monkeypatch.setattr(hub_module, "load", lambda *name: {arguments: opened(rows)}[name])
     return read(DataSettings(name="owner/set", config="plain"), ["text"], 0)
 
 

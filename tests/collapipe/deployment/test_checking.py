@@ -44,8 +44,8 @@ def test_a_check_reports_each_fault_and_whether_it_blocks_the_unit(
         known: dict[str, str] = {} if how == "unknown" else {keys(folder)["berlin"]: "17"}
         (folder.flower_home / NODES).write_text(json.dumps(known))
     if what == "clock":
-        there = datetime.now(UTC) - timedelta(seconds=int(how))
-        monkeypatch.setattr(checking, "parsedate_to_datetime", lambda _: there)
+        server_time = datetime.now(UTC) - timedelta(seconds=int(how))
+        monkeypatch.setattr(checking, "parsedate_to_datetime", lambda _: server_time)
     elif what == "version":
         monkeypatch.setattr(checking, "__version__", "0")
     with serving(another if what == "authority" else folder):

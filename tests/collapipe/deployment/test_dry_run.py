@@ -24,8 +24,8 @@ def owned(folder: Path, more: str = "") -> list[Finding]:
 
 
 def test_a_step_is_trained_on_the_devices(tmp_path: Path) -> None:
-    with daemons(2) as there:
-        inventory(tmp_path / "boxes.yaml", there)
+    with daemons(2) as running:
+        inventory(tmp_path / "boxes.yaml", running)
         *_, last = owned(tmp_path, "cluster: {file: boxes.yaml}\n")
     assert (last.what, last.error) == ("dry run", None)
     assert "on device-0, device-1: loss " in last.found
@@ -41,10 +41,10 @@ def test_a_device_that_fails_in_the_step_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device answers, but its memory is too small for a block."""
-    with daemons(2) as there:
-        small = there[1]
+    with daemons(2) as running:
+        small = running[1]
         monkeypatch.setattr(small, "_most", 1000)
-        inventory(tmp_path / "boxes.yaml", there)
+        inventory(tmp_path / "boxes.yaml", running)
         found = owned(tmp_path, "cluster: {file: boxes.yaml}\n")
     *before, last = found
     assert all(each.error is None for each in before)

@@ -143,8 +143,8 @@ def test_a_submitted_run_lists_missing_units_and_reports_a_lost_super_link(
     """
     folder = create(tmp_path / "f", ["a", "b", "c"], "127.0.0.1", 9000, 9001)
     states = {"a": "online", "b": "never seen", "c": "online"}
-    there = [UnitThere(name, state, None) for name, state in states.items()]
-    monkeypatch.setattr(submitting, "overview", lambda _: (there, []))
+    units = [UnitThere(name, state, None) for name, state in states.items()]
+    monkeypatch.setattr(submitting, "overview", lambda _: (units, []))
     monkeypatch.setattr(Flower, "submit", lambda *_: "17")
     monkeypatch.setattr(Flower, "_stream_log", lambda *_: None)
     settings = outline(["runtime=deployment", f"runtime.federation={folder.root}"])
@@ -155,8 +155,8 @@ def test_a_submitted_run_lists_missing_units_and_reports_a_lost_super_link(
         assert submitting.submit(*arguments) is succeeded
         first, second = capsys.readouterr().out.splitlines()
         assert first.endswith("a, c online; waiting for b") and "run 17" in second
-    for odd in ({}, {"run_dict": {}}, {"run_dict": {"18": {}}}):  # a restarted SuperLink
-        monkeypatch.setattr(overview, "ask", lambda *_, odd=odd: odd)
+    for without_run in ({}, {"run_dict": {}}, {"run_dict": {"18": {}}}):  # a restarted SuperLink
+        monkeypatch.setattr(overview, "ask", lambda *_, without_run=without_run: without_run)
         with pytest.raises(LinkError, match=r"knows no run 17.*then: resume it"):
             submitting.submit(*arguments)
     monkeypatch.setattr(overview, "ask", ask)
@@ -172,7 +172,7 @@ def broken(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "raised"),
+    ("failure", "raised"),
     [
         (None, RoundFailedError("the run failed")),
         (RoundFailedError("every unit failed"), RoundFailedError("every unit failed")),
@@ -182,14 +182,14 @@ def broken(*_: object) -> None:
     ids=["no failure file", "failed round", "invalid option", "other error"],
 )
 def test_a_failed_deployed_run_has_the_servers_error_and_exit_status(
-    told: CollaPipeError | None,
+    failure: CollaPipeError | None,
     raised: CollaPipeError,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def submit(app_dir: Path, settings: Settings, *_: object) -> bool:
-        if told is not None:
-            write_failure(Path(settings.run_dir), told)
+        if failure is not None:
+            write_failure(Path(settings.run_dir), failure)
         return False
 
     monkeypatch.setattr(submitting, "submit", submit)
@@ -200,17 +200,17 @@ def test_a_failed_deployed_run_has_the_servers_error_and_exit_status(
     ]
     with pytest.raises(type(raised), match=str(raised)) as failed:
         start(outline(options))
-    assert failed.value.exit_status == (told or raised).exit_status
+    assert failed.value.exit_status == (failure or raised).exit_status
     assert not (tmp_path / "run" / "failure.json").exists()
 
 
 def test_options_default_to_the_values_of_the_servers_folder(tmp_path: Path) -> None:
     folder = create(tmp_path / "f", ["a", "b"], "2001:db8::1", 9000, 9001)
-    told = ["runtime=deployment", f"runtime.federation={folder.root}"]
-    settings = load_overrides(with_folder(told))
+    options = ["runtime=deployment", f"runtime.federation={folder.root}"]
+    settings = load_overrides(with_folder(options))
     assert settings.federation.num_units == 2
     assert settings.link.dialled(9001) == "[2001:db8::1]:9001"
-    assert load_overrides(with_folder([*told, "link.port=7"])).link.port == 7
+    assert load_overrides(with_folder([*options, "link.port=7"])).link.port == 7
     with pytest.raises(ConfigError, match=r"runtime\.federation=null"):
         load_overrides(["runtime=deployment"])
 
@@ -306,10 +306,10 @@ def test_a_unit_with_two_certificates_of_one_key_is_registered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The unit is unregistered once its key has no valid certificate."""
-    asked = list[str]()
+    methods = list[str]()
 
     def answered(_: ServerFolder, method: str, question: Mapping[str, str]) -> dict[str, str]:
-        asked.append(method)
+        methods.append(method)
         return {"node_id": "17"}
 
     monkeypatch.setattr(serving, "ask", answered)
@@ -326,7 +326,7 @@ def test_a_unit_with_two_certificates_of_one_key_is_registered_once(
     AuthorityFolder(authority).revoke("berlin")
     nodes.settle()
     assert folder.nodes() == {}
-    assert asked == ["register-node", "unregister-node"]
+    assert methods == ["register-node", "unregister-node"]
 
 
 def test_a_unit_whose_certificate_expired_stays_registered_and_returns_when_it_is_renewed(
@@ -368,11 +368,11 @@ def test_a_unit_must_report_the_name_in_its_certificate(tmp_path: Path) -> None:
     nodes = {keys(folder)["a"]: "11", keys(folder)["b"]: "12"}
     (folder.flower_home / NODES).write_text(json.dumps(nodes))
     places = Places(signed=lambda: signed_names(folder))
-    told = {11: "a", 12: "a", 13: "whoever"}  # node 13 has no valid certificate
+    claimed = {11: "a", 12: "a", 13: "whoever"}  # node 13 has no valid certificate
     answers: dict[int, RowsReply | Failure] = {
-        node: RowsReply(node - 11, 1, {}, {}, name) for node, name in told.items()
+        node: RowsReply(node - 11, 1, {}, {}, name) for node, name in claimed.items()
     }
     places.claim_all(answers, 4, set())
-    assert [isinstance(answers[node], RowsReply) for node in told] == [True, False, False]
+    assert [isinstance(answers[node], RowsReply) for node in claimed] == [True, False, False]
     assert "reported the name 'a', its certificate names b" in str(answers[12])
     assert places.of == {"a": 0}

@@ -27,7 +27,7 @@ def test_a_stopped_run_names_the_resume_command_only_with_a_checkpoint(
     )
     with pytest.raises(KeyboardInterrupt):
         submitting.submit(tmp_path, settings, "collapipe resume")  # type: ignore[arg-type]
-    told = capsys.readouterr().out.splitlines()[-1]
+    printed = capsys.readouterr().out.splitlines()[-1]
     expected = "go on after round 5 with: collapipe resume" if begun else "it has no checkpoint"
-    assert told.startswith(f"stopped      run 7 on all machines; {expected}")
+    assert printed.startswith(f"stopped      run 7 on all machines; {expected}")
     flower.at.return_value.ask.assert_called_with("stop", "7")

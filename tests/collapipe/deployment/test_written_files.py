@@ -14,12 +14,12 @@ from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.errors import ConfigError
 from collapipe.owner_file import read_owner
 
-_ODD = 'my fed, "ä" $HOME %n \\ \U0001f414'
+_SPECIAL = 'my fed, "ä" $HOME %n \\ \U0001f414'
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> ServerFolder:
-    return create(tmp_path_factory.mktemp("odd") / _ODD, ["no", "paris"], "::1", 9000, 9001)
+    return create(tmp_path_factory.mktemp("odd") / _SPECIAL, ["no", "paris"], "::1", 9000, 9001)
 
 
 def _after(folder: ServerFolder, name: str, beginning: str) -> str:
@@ -66,7 +66,7 @@ def test_simple_paths_are_written_without_quotes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "says"),
+    ("host", "message"),
     [
         ("bücher.example", "in ASCII: xn--bcher-kva.example:9000"),
         ("straße.example", "must be HOST:PORT"),
@@ -75,9 +75,9 @@ def test_simple_paths_are_written_without_quotes() -> None:
     ],
 )
 def test_a_host_that_certificates_cannot_contain_is_refused(
-    host: str, says: str, tmp_path: Path
+    host: str, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=re.escape(says)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         create(tmp_path / "f", ["a"], host, 9000, 9001)
     assert not (tmp_path / "f").exists()
 

@@ -17,20 +17,20 @@ class Slow(InlineGrid):
 
     def __init__(self) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-        self.looks, self.asked = 0, {}
+        self.looks, self.pushed = 0, {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         for number, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = str(number)
-            self.asked[str(number)] = message
-        return list(self.asked)
+            self.pushed[str(number)] = message
+        return list(self.pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self.looks += 1
         waiting = sorted(message_ids)
         if self.looks % 2 or waiting == ["3"]:
             return []
-        return [Message(RecordDict(), reply_to=self.asked[waiting[0]])]
+        return [Message(RecordDict(), reply_to=self.pushed[waiting[0]])]
 
 
 @pytest.mark.parametrize(("count", "timeout"), [(3, None), (3, 60.0), (4, 0.3)])
@@ -40,16 +40,16 @@ def test_each_reply_arrives_once_and_a_silent_node_times_out(
     grid = Slow()
     messages = [Message(RecordDict(), node, "train") for node in range(2, count + 2)]
     replies = list(make_prompt(grid).send_and_receive(messages, timeout=timeout))
-    asked = [reply.metadata.reply_to_message_id for reply in replies]
-    assert asked == ["0", "1", "2"]
+    answered = [reply.metadata.reply_to_message_id for reply in replies]
+    assert answered == ["0", "1", "2"]
 
 
 def test_messages_without_a_reply_at_the_timeout_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     forgotten, grid = list[list[str]](), Slow()
-    coming = Mock(pull=grid.pull_messages, forget=lambda ids: forgotten.append([*ids]))
-    monkeypatch.setattr(Replies, "of", lambda grid: coming)
+    replies = Mock(pull=grid.pull_messages, forget=lambda ids: forgotten.append([*ids]))
+    monkeypatch.setattr(Replies, "of", lambda grid: replies)
     messages = [Message(RecordDict(), node, "train") for node in range(2, 6)]
     make_prompt(grid).send_and_receive(messages, timeout=0.3)
     assert forgotten == [["3"]]
@@ -61,7 +61,7 @@ class Stuck(Slow):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         key = min(message_ids)
         time.sleep(0.2 if key == "0" else 0.0)
-        return [Message(RecordDict(), reply_to=self.asked[key])]
+        return [Message(RecordDict(), reply_to=self.pushed[key])]
 
 
 def test_a_stuck_reply_does_not_lose_the_other_reply() -> None:
@@ -69,7 +69,7 @@ def test_a_stuck_reply_does_not_lose_the_other_reply() -> None:
     assert len([*make_prompt(Stuck()).send_and_receive(messages, timeout=0.1)]) == 2
 
 
-class Gone(Slow):
+class Disconnected(Slow):
     """The server's own node answers for the second node, which has disconnected.
 
     The message to the third node cannot be sent.
@@ -81,7 +81,7 @@ class Gone(Slow):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         for key in message_ids:
-            request = self.asked[key]
+            request = self.pushed[key]
             reply = Message(RecordDict(), reply_to=request)
             if key == "1":
                 reply = Message(Error(5, "node is unavailable"), reply_to=request)
@@ -91,6 +91,6 @@ class Gone(Slow):
 
 def test_an_error_for_a_disconnected_node_is_attributed_to_that_node() -> None:
     messages = [Message(RecordDict(), node, "train") for node in (2, 3, 4)]
-    replies = make_prompt(Gone()).send_and_receive(messages, timeout=60.0)
+    replies = make_prompt(Disconnected()).send_and_receive(messages, timeout=60.0)
     failed = {reply.metadata.src_node_id: reply.has_error() for reply in replies}
     assert failed == {2: False, 3: True, 4: True}

@@ -35,8 +35,8 @@ class SuperLink:
 
     def __init__(self) -> None:
         InlineGrid(app, 1)  # allows messages to be created
-        self.asked = {node: Message(RecordDict(), node, "query.rows") for node in (7, 8)}
-        for node, message in self.asked.items():
+        self.questions = {node: Message(RecordDict(), node, "query.rows") for node in (7, 8)}
+        for node, message in self.questions.items():
             message.metadata.__dict__["_message_id"] = f"question to {node}"
         self.replies = list[tuple[Any, ObjectTree]]()
         self.parts, self.confirmed, self.pulled = dict[str, bytes](), list[str](), 0
@@ -45,7 +45,7 @@ class SuperLink:
         self.answered = set[str]()
 
     def reply(self, node: int, content: RecordDict | Error) -> Message:
-        message = Message(content, reply_to=self.asked[node])
+        message = Message(content, reply_to=self.questions[node])
         message.metadata.__dict__["_message_id"] = message.object_id
         return message
 
@@ -62,8 +62,8 @@ class SuperLink:
         proto.metadata.message_id = tree.object_id
         self.replies.append((proto, tree))
 
-    def PullMessages(self, asked: Any) -> PullAppMessagesResponse:  # noqa: N802 - Flower's names
-        self.wanted = [*asked.message_ids]
+    def PullMessages(self, request: Any) -> PullAppMessagesResponse:  # noqa: N802 - Flower's names
+        self.wanted = [*request.message_ids]
         replies, self.replies = self.replies, []
         forgotten = [key for key in self.wanted if key in self.forgotten]
         self.forgotten |= {each.metadata.reply_to_message_id for each, _ in replies}
@@ -74,19 +74,19 @@ class SuperLink:
         protos, trees = ([each[i] for each in replies] for i in (0, 1))
         return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
 
-    def PullObject(self, asked: Any) -> PullObjectResponse:  # noqa: N802
-        part = self.parts.get(asked.object_id)
+    def PullObject(self, request: Any) -> PullObjectResponse:  # noqa: N802
+        part = self.parts.get(request.object_id)
         self.pulled += len(part or b"")
         return PullObjectResponse(
             object_found=part is not None, object_available=bool(part), object_content=part
         )
 
-    def ConfirmMessageReceived(self, asked: Any) -> None:  # noqa: N802
-        self.confirmed.append(asked.message_object_id)
+    def ConfirmMessageReceived(self, request: Any) -> None:  # noqa: N802
+        self.confirmed.append(request.message_object_id)
 
     def pull(self) -> list[Message]:
         """Pull as the grid does, without requests for replies that were delivered."""
-        waited_for = [f"question to {node}" for node in self.asked]
+        waited_for = [f"question to {node}" for node in self.questions]
         replies = self.replies_.pull([key for key in waited_for if key not in self.answered])
         self.answered |= {each.metadata.reply_to_message_id for each in replies}
         return replies
@@ -116,8 +116,8 @@ def text(json: str) -> RecordDict:
 )
 def test_a_valid_reply_is_delivered(link: SuperLink, content: RecordDict) -> None:
     link.push(reply := link.reply(7, content))
-    (came,) = link.pull()
-    assert came.content == content and came.metadata.src_node_id == 7
+    (received,) = link.pull()
+    assert received.content == content and received.metadata.src_node_id == 7
     assert link.confirmed == [reply.object_id] and link.pull() == []
     link.push(link.reply(8, Error(2, "the unit failed")))
     (failed,) = link.pull()
@@ -138,10 +138,10 @@ def test_a_missing_part_does_not_delay_other_replies(link: SuperLink) -> None:
 
 
 def refused(link: SuperLink, words: str) -> None:
-    (came,) = link.pull()
-    assert came.error.code == UNUSABLE and words in came.error.reason
-    assert came.error.reason.count("WireError") == 0  # errors of our own lack their class name
-    assert came.metadata.src_node_id == 7 and len(link.confirmed) == 1
+    (received,) = link.pull()
+    assert received.error.code == UNUSABLE and words in received.error.reason
+    assert received.error.reason.count("WireError") == 0  # errors of our own lack their class name
+    assert received.metadata.src_node_id == 7 and len(link.confirmed) == 1
 
 
 def test_pulling_stops_at_the_size_of_the_largest_valid_reply(link: SuperLink) -> None:
@@ -195,9 +195,9 @@ def test_a_reply_is_attributed_to_the_node_that_pushed_it(link: SuperLink) -> No
     proto.metadata.message_id = others.object_id
     link.parts |= {k: e.deflate() for k, e in get_all_nested_objects(others).items()}
     link.replies.append((proto, get_object_tree(others)))
-    (came,) = link.pull()
-    assert came.metadata.src_node_id == 7
-    assert came.metadata.reply_to_message_id == "question to 7"
+    (received,) = link.pull()
+    assert received.metadata.src_node_id == 7
+    assert received.metadata.reply_to_message_id == "question to 7"
 
 
 def test_a_reply_to_an_unknown_message_is_ignored(link: SuperLink) -> None:

@@ -33,7 +33,7 @@ def test_flower_has_the_waits_that_we_shorten() -> None:
 def test_an_object_that_is_not_yet_available_is_requested_again_soon() -> None:
     answers = [ObjectUnavailableError("a"), b"there"]
 
-    def asked(_: str) -> bytes:
+    def fetch(_: str) -> bytes:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -41,7 +41,7 @@ def test_an_object_that_is_not_yet_available_is_requested_again_soon() -> None:
 
     wait_briefly()
     began = time.monotonic()
-    assert pull_objects(["a"], asked) == {"a": b"there"}
+    assert pull_objects(["a"], fetch) == {"a": b"there"}
     assert time.monotonic() - began < 0.7  # Flower's own first wait is 0.8 s or more
 
 

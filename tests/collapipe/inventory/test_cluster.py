@@ -81,8 +81,8 @@ def test_a_plan_and_a_run_see_the_same_devices_for_the_same_model(tmp_path: Path
 
 
 def figures() -> str:
-    told = {name: getattr(COST, name) for name in COST.__dataclass_fields__}
-    return "\n".join(f"  {name}: {figure:.17g}" for name, figure in told.items() if figure)
+    values = {name: getattr(COST, name) for name in COST.__dataclass_fields__}
+    return "\n".join(f"  {name}: {figure:.17g}" for name, figure in values.items() if figure)
 
 
 def test_a_run_takes_its_clusters_from_the_file() -> None:

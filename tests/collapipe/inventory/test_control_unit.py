@@ -62,10 +62,10 @@ def test_the_head_is_placed_where_the_round_is_shorter(tmp_path: Path) -> None:
     for blocks, head_bits, sent in itertools.product((0.1, 2.0, 9.0), (1e5, 2e6), (1e5, 8e6)):
         head = f", head_blocks: {blocks}, head_bits: {head_bits}"
         chosen = planned(inventory(tmp_path, head, "{block_s: 0.03}", sent=sent))
-        there = {"head_s": blocks * 0.03 * 16, "bits": 2e6 + head_bits, "sent": 0}
+        at_control_unit = {"head_s": blocks * 0.03 * 16, "bits": 2e6 + head_bits, "sent": 0}
         alone = {
             "server": planned(inventory(tmp_path, sent=sent))[0],
-            "control_unit": planned(inventory(tmp_path, **there))[0],  # type: ignore[arg-type]
+            "control_unit": planned(inventory(tmp_path, **at_control_unit))[0],  # type: ignore[arg-type]
         }
         assert chosen[0] == pytest.approx(min(alone.values()))
         assert alone[str(chosen[1])] == pytest.approx(chosen[0])

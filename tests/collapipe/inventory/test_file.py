@@ -68,7 +68,7 @@ def test_a_link_sets_the_hop_in_both_directions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("links", "says"),
+    ("links", "message"),
     [
         (("{between: [a, c], d2d_rate_bps: 1}",), "links[0].between: c is no device"),
         (("{between: [a, a], d2d_rate_bps: 1}",), "links[0].between: names a twice"),
@@ -86,10 +86,10 @@ def test_a_link_sets_the_hop_in_both_directions(tmp_path: Path) -> None:
         (("{between: [a, b], d2d_rate_bps: 1e-9}",), "devices[0]: Link: w="),
     ],
 )
-def test_bad_links_are_named(tmp_path: Path, links: tuple[str, ...], says: str) -> None:
+def test_bad_links_are_named(tmp_path: Path, links: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, with_links(*links))
-    assert says in str(refused.value) and is_printable(str(refused.value))
+    assert message in str(refused.value) and is_printable(str(refused.value))
 
 
 def test_links_need_the_bits_of_a_hop(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_missing_hop_time_is_refused_instead_of_counted_as_zero(
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"a: [1,\nb: }", "inventory.yaml:2: not YAML"),
         (b"", "is empty; docs/examples has inventories"),
@@ -267,18 +267,18 @@ def test_a_missing_hop_time_is_refused_instead_of_counted_as_zero(
     ],
 )
 def test_a_file_that_is_not_an_inventory_is_refused(
-    tmp_path: Path, content: bytes, says: str
+    tmp_path: Path, content: bytes, message: str
 ) -> None:
     path = tmp_path / "inventory.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as refused:
         read_inventory(path)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("energy_j: 10,", "", ":13: clusters[0].uplink.energy_j: "),
         (
@@ -310,16 +310,16 @@ def test_a_file_that_is_not_an_inventory_is_refused(
         ("channels:", "round: {kapa: 1}\nchannels:", "round.kapa=1: unknown key; nearest: kappa"),
     ],
 )
-def test_bad_radio_values_are_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+def test_bad_radio_values_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = joint_file()
     assert old in text
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, text.replace(old, new))
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("device", "says"),
+    ("device", "message"),
     [
         ("{name: a, flops_per_s: 1}", ":12: clusters[0].devices[0]: AffineLaw: u=3000000000.0 "),
         ("{name: a, flops_per_s: 1e9, d2d_rate_bps: 1}", "AffineLaw: w=2000000.0 "),
@@ -332,10 +332,12 @@ def test_bad_radio_values_are_named(tmp_path: Path, old: str, new: str, says: st
         ),
     ],
 )
-def test_laws_outside_the_allowed_range_are_refused(tmp_path: Path, device: str, says: str) -> None:
+def test_laws_outside_the_allowed_range_are_refused(
+    tmp_path: Path, device: str, message: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, file(device))
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 PIECES = st.sampled_from(

@@ -66,8 +66,8 @@ def test_a_plan_counts_recomputation_and_the_wire_dtype_as_a_run_does(tmp_path: 
     folder(tmp_path, "t5")
     device = "chunk: {u: 2.0, v: 3.0, w: 4.0, l: 5.0}, memory_bytes: 1e6, energy_j: 9, power_w: 7"
     (plain,) = read(tmp_path, "{name: t5, tokens: 9}", device).clusters[0].profiles
-    told = "pipeline: {recompute: true, wire_dtype: int8}\n"
-    inventory = read(tmp_path, "{name: t5, tokens: 9}", device, told)
+    section = "pipeline: {recompute: true, wire_dtype: int8}\n"
+    inventory = read(tmp_path, "{name: t5, tokens: 9}", device, section)
     (changed,) = inventory.clusters[0].profiles
     cost = measure_cost(spec_of(tmp_path, "t5", "decoder"), 9, 8, recompute=True)
     times, dim = 1 + cost.forward_share, spec_of(tmp_path, "t5", "decoder").dim
@@ -83,9 +83,9 @@ def test_a_plan_counts_recomputation_and_the_wire_dtype_as_a_run_does(tmp_path: 
 def test_adapters_are_counted_as_in_a_run(tmp_path: Path) -> None:
     """Frozen weights need less memory than trained weights."""
     base = spec_of(tmp_path, "llama", "causal")
-    told = "adapter: {name: lora, rank: 3, target_modules: [o_proj]}\n"
+    section = "adapter: {name: lora, rank: 3, target_modules: [o_proj]}\n"
     whole = read(tmp_path, "{name: llama, num_blocks: 3}").model
-    adapted = read(tmp_path, "{name: llama, num_blocks: 3}", more=told).model
+    adapted = read(tmp_path, "{name: llama, num_blocks: 3}", more=section).model
     spec = LoraSpec(base, 3, target_modules=("o_proj",))
     assert adapted.cost == measure_cost(spec, 64, 8) != whole.cost
     assert whole.end_bytes[0] == 4 * adapted.end_bytes[0]
@@ -127,7 +127,7 @@ def test_the_cost_of_a_model_of_conf_is_measured_on_its_block(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("section", "message"),
     [
         ("pipeline: {recompute: yes}", "pipeline.recompute=yes: must be true, false or auto"),
         ("pipeline: {wire_dtype: int4}", "pipeline.wire_dtype=int4: "),
@@ -145,21 +145,21 @@ def test_the_cost_of_a_model_of_conf_is_measured_on_its_block(tmp_path: Path) ->
     ],
 )
 def test_invalid_pipeline_and_adapter_options_are_refused(
-    tmp_path: Path, told: str, says: str
+    tmp_path: Path, section: str, message: str
 ) -> None:
     folder(tmp_path, "llama")
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        read(tmp_path, "{name: llama}", more=f"{told}\n")
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(tmp_path, "{name: llama}", more=f"{section}\n")
 
 
 def test_pipeline_and_adapter_sections_need_a_named_model(tmp_path: Path) -> None:
-    for key, told in ("pipeline", "{recompute: true}"), ("adapter", "{name: lora}"):
+    for key, options in ("pipeline", "{recompute: true}"), ("adapter", "{name: lora}"):
         with pytest.raises(ConfigError, match=f":4: {key}: is counted on a block"):
-            read(tmp_path, "{num_blocks: 4}", "chunk: {u: 1.0}", f"{key}: {told}\n")
+            read(tmp_path, "{num_blocks: 4}", "chunk: {u: 1.0}", f"{key}: {options}\n")
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "message"),
     [
         ("{name: bert, num_blocks: 5}", ":2: model.num_blocks=5: "),
         ("{name: bert, family: gpt2}", ":2: model.family=gpt2: "),
@@ -177,7 +177,7 @@ def test_pipeline_and_adapter_sections_need_a_named_model(tmp_path: Path) -> Non
     ],
 )
 def test_an_impossible_model_is_reported_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, message: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in ("bert", "gpt2"):
@@ -185,7 +185,7 @@ def test_an_impossible_model_is_reported_in_one_line(
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, model)
     assert str(refused.value).startswith(f"{tmp_path / 'inventory.yaml'}:2: ")
-    assert says in str(refused.value)
+    assert message in str(refused.value)
     assert str(refused.value).isprintable()
 
 

@@ -22,7 +22,7 @@ CHUNK = f"chunk: {{u: 0.01235, v: 0, w: 3.2e-05, l: 0.25, {SIZES}}}"
 REPLACED = re.compile(r"\b(flops_per_s|d2d_rate_bps|launch_s|hop_latency_s|chunk)\b")
 FILE = Path("boxes.yaml")
 
-ODD = """\
+UNUSUAL = """\
 # a person's file
 batch_size:    64
 model:
@@ -105,7 +105,7 @@ def laws(text: str) -> Laws:
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
 def test_the_unusual_layout_of_a_file_is_kept(newline: str) -> None:
-    text, expected = (each.replace("\n", newline) for each in (ODD, EXPECTED))
+    text, expected = (each.replace("\n", newline) for each in (UNUSUAL, EXPECTED))
     assert with_laws(FILE, text, laws(text), COST) == expected
     assert with_laws(FILE, expected, laws(text), COST) == expected  # measured again
 
@@ -129,13 +129,14 @@ def test_other_lines_of_the_examples_do_not_change(file: Path, newline: str) -> 
 
 def test_the_law_of_one_device_of_several_can_be_written(tmp_path: Path) -> None:
     file = tmp_path / "boxes.yaml"
-    file.write_text(ODD)
+    file.write_text(UNUSUAL)
     file.chmod(0o640)
     link = tmp_path / "link.yaml"
     link.symlink_to(file)
     write_laws(link, {("workshop", "b"): LAW}, COST)
     assert file.read_text() == "\n".join(
-        line.replace("flops_per_s: 1.e8, d2d_rate_bps: 9.4e8", CHUNK) for line in ODD.split("\n")
+        line.replace("flops_per_s: 1.e8, d2d_rate_bps: 9.4e8", CHUNK)
+        for line in UNUSUAL.split("\n")
     )
     assert link.is_symlink() and file.stat().st_mode & 0o777 == 0o640
     assert read_inventory(file, COST).clusters[0].profiles[1].time.u == 0.01235
@@ -150,7 +151,7 @@ def test_planners_see_the_measured_hop_of_a_link(
     """For each wire dtype, a link's law holds at both ends and equals the same law of a device."""
     file = tmp_path / "boxes.yaml"
     model = f"model: {{name: dates_transformer}}\npipeline: {{wire_dtype: {wire_dtype}}}"
-    file.write_text(ODD.replace("model:\n    name: transformer   # aligned", model))
+    file.write_text(UNUSUAL.replace("model:\n    name: transformer   # aligned", model))
     cost = read_inventory(file).model.cost
     hop = AffineLaw(0.5, 0.0, w, ell)
     write_laws(file, {("workshop", "a"): hop, ("workshop", "a", "b"): replace(hop, u=0.0)}, cost)
@@ -173,12 +174,12 @@ def test_planners_see_the_measured_hop_of_a_link(
         ("[ a,  'b' ]", "[ 'b', a ]"),
         ("-   d2d_rate_bps:   1.0e8", "-   ? d2d_rate_bps\n          : 1.0e8"),
     ],
-    ids=["comment-in-braces", "cluster-is-gone", "link-is-gone", "link-of-explicit-keys"],
+    ids=["comment-in-braces", "cluster-is-missing", "link-is-missing", "link-of-explicit-keys"],
 )
 def test_a_file_that_cannot_be_edited_is_left_unchanged(old: str, new: str, tmp_path: Path) -> None:
-    wanted, file = laws(ODD), tmp_path / "boxes.yaml"
-    text = ODD.replace(old, new)
-    assert text != ODD
+    wanted, file = laws(UNUSUAL), tmp_path / "boxes.yaml"
+    text = UNUSUAL.replace(old, new)
+    assert text != UNUSUAL
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"boxes\.yaml: has .*; write the laws"):
         write_laws(file, wanted, COST)

@@ -109,9 +109,9 @@ def test_peft_and_exported_models_have_the_loss_of_the_run(
         merge_adapters(whole)
         assert own_loss(head, whole, batch).item() == pytest.approx(expected, abs=1e-5)
     torch.manual_seed(9)
-    told = _with_options_in(spec, out)
-    fresh = SplitModel(told, VOCABULARY)
-    begin_with(out, told, fresh.state_dict())
+    restored = _with_options_in(spec, out)
+    fresh = SplitModel(restored, VOCABULARY)
+    begin_with(out, restored, fresh.state_dict())
     assert all(torch.equal(fresh.state_dict()[n], each) for n, each in model.state_dict().items())
 
 
@@ -119,10 +119,10 @@ def test_adapter_config_lists_target_modules_layers_and_base_model(tmp_path: Pat
     """Layers are listed by the last part of their names and by block numbers."""
     spec, out = adapted(tmp_path, "llama", "causal", first=1), tmp_path / "out"
     base = write_adapter(spec, VOCABULARY, trained(spec).state_dict(), out)
-    told = json.loads((out / "adapter_config.json").read_text())
-    assert sorted(told["target_modules"]) == ["q_proj", "v_proj"]
-    assert told["layers_to_transform"] == [1, 2, 3]
-    assert (told["base_model_name_or_path"], told["task_type"]) == (base.name, "CAUSAL_LM")
+    config = json.loads((out / "adapter_config.json").read_text())
+    assert sorted(config["target_modules"]) == ["q_proj", "v_proj"]
+    assert config["layers_to_transform"] == [1, 2, 3]
+    assert (config["base_model_name_or_path"], config["task_type"]) == (base.name, "CAUSAL_LM")
     assert options_in(out) == {
         "rank": 3,
         "alpha": 7.0,
@@ -171,7 +171,7 @@ def _with_pickled_weights(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (shutil.rmtree, "needs adapter_config.json and adapter_model.safetensors"),
         (_with_pickled_weights, "pickles are not read"),
@@ -189,12 +189,12 @@ def _with_pickled_weights(path: Path) -> None:
     ],
 )
 def test_an_invalid_adapter_folder_is_refused_in_one_line(
-    tmp_path: Path, change: Callable[[Path], Any], says: str
+    tmp_path: Path, change: Callable[[Path], Any], message: str
 ) -> None:
     spec, out = adapted(tmp_path, "llama", "causal"), tmp_path / "out"
     write_adapter(spec, VOCABULARY, trained(spec).state_dict(), out)
     change(out)
-    with pytest.raises(ConfigError, match=rf"^adapter\.path={out}: .*{says}") as caught:
+    with pytest.raises(ConfigError, match=rf"^adapter\.path={out}: .*{message}") as caught:
         options_in(out)
     assert "\n" not in str(caught.value)
 
@@ -212,14 +212,14 @@ def test_adapters_that_do_not_fit_the_model_are_refused_and_change_no_weight(
         begin_with(out, other, trained(other).state_dict())
     name = next(iter(found))
     before = {key: each.clone() for key, each in model.state_dict().items()}
-    for changed, says in (
+    for changed, message in (
         ({**found, name: found[name][:, 1:].contiguous()}, "has another size of model"),
         ({key: each for key, each in found.items() if key != name}, f"lacks {name[17:]}"),
         ({**found, name: found[name] * torch.nan}, "not finite"),
         ({**found, "base_model.model.odd.lora_A.weight": found[name].clone()}, "has further odd"),
     ):
         save_file(changed, out / WEIGHTS)
-        with pytest.raises(ConfigError, match=says) as caught:
+        with pytest.raises(ConfigError, match=message) as caught:
             begin_with(out, spec, model.state_dict())
         assert "\n" not in str(caught.value)
     assert all(torch.equal(before[key], each) for key, each in model.state_dict().items())
@@ -232,11 +232,11 @@ def test_a_warning_names_the_base_model_of_adapters_trained_on_another_one(
     spec, out = adapted(tmp_path, "llama", "causal"), tmp_path / "out"
     model = trained(spec)
     write_adapter(spec, VOCABULARY, model.state_dict(), out)
-    for name, told in (("/moved/to/llama", False), ("somebody/mistral", True)):
+    for name, warned in (("/moved/to/llama", False), ("somebody/mistral", True)):
         _with_config(base_model_name_or_path=name)(out)
         caplog.clear()
         begin_with(out, spec, model.state_dict())
-        assert any(f"was trained on {name}" in text for text in caplog.messages) == told
+        assert any(f"was trained on {name}" in text for text in caplog.messages) == warned
 
 
 def test_an_adapter_folder_needs_a_published_whole_base_model(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_an_adapter_folder_needs_a_published_whole_base_model(tmp_path: Path) ->
     bert = published(tmp_path, "bert", "pooled")
     short = HuggingFaceSpec(bert.name, None, 2, "pooled", pretrained=True)
     drawn = HuggingFaceSpec(bert.name, head="pooled")
-    for base, says in ((short, "blocks than"), (drawn, "pretrained=false")):
+    for base, message in ((short, "blocks than"), (drawn, "pretrained=false")):
         spec = LoraSpec(cast(ModelSpec, base))
-        with pytest.raises(ConfigError, match=rf"^--adapter: .*{says}"):
+        with pytest.raises(ConfigError, match=rf"^--adapter: .*{message}"):
             write_adapter(spec, VOCABULARY, trained(spec).state_dict(), tmp_path / "out")
     with pytest.raises(ConfigError, match=r"^--adapter: needs a run with adapter=lora"):
         write_adapter(cast(ModelSpec, bert), VOCABULARY, {}, tmp_path / "out")

@@ -166,7 +166,7 @@ class Returning(TransformerSpec):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda hidden: (hidden, None), "returns tuple for an input torch.float32 [1, 4, 32]"),
         (lambda hidden: hidden[..., :9], "returns torch.float32 [1, 4, 9] for"),
@@ -176,11 +176,11 @@ class Returning(TransformerSpec):
     ],
 )
 def test_a_block_with_an_output_unlike_its_input_is_refused(
-    change: Callable[[Tensor], object], says: str
+    change: Callable[[Tensor], object], message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         measure_cost(Returning(dim=SPEC.dim, num_heads=4, change=change), 4, 1)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_counting_needs_no_memory() -> None:

@@ -191,8 +191,8 @@ def test_invalid_notes_and_notes_that_others_can_write_are_not_used(
     ask, store = block_in_nf4(tmp_path), FrozenStore(tmp_path / "store")
     name, made = ask(store), LAYERS
     (note,) = store.folder.glob("*.made")
-    for odd in ("0" * 63, "x" * 64, "0" * 65, "\udcff"):
-        note.write_bytes(odd.encode(errors="surrogateescape"))
+    for invalid in ("0" * 63, "x" * 64, "0" * 65, "\udcff"):
+        note.write_bytes(invalid.encode(errors="surrogateescape"))
         assert ask(store) == name and len(quantised) == (made := made + LAYERS)
     for place, mode, safe in ((note, 0o666, 0o644), (store.folder, 0o770, 0o700)):
         place.chmod(mode)
@@ -257,10 +257,10 @@ def test_quantised_weights_are_reused_until_the_files_change(
         spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
         with torch.device("meta"):
             block = spec.build_block(0)
-        for asked in range(3):
+        for attempt in range(3):
             found = published(spec, "blocks.0", block, torch.float32, store=store)
             assert found is not None and digest(found[1]) == found[0]
-            assert len(quantised) == LAYERS * (drawn + 1), asked
+            assert len(quantised) == LAYERS * (drawn + 1), attempt
             name = found[0]
             del found  # otherwise this process finds these tensors again
         digests.append(name)
@@ -293,8 +293,8 @@ def test_stored_weights_of_another_type_are_refused(tmp_path: Path) -> None:
     """A matching digest does not mean that a model can compute with the weights."""
     spec, store = LoraSpec(TransformerSpec(2, 1, 16, 4, 32, 0.0), rank=2), FrozenStore(tmp_path)
     (name, own), *_ = parts_in(spec).items()
-    odd = {key: each.to(torch.int32) for key, each in own.items()}
-    parts = FrozenParts({name: store.add(odd)}, spec, VOCABULARY, torch.float32, [store])
+    integers = {key: each.to(torch.int32) for key, each in own.items()}
+    parts = FrozenParts({name: store.add(integers)}, spec, VOCABULARY, torch.float32, [store])
     with pytest.raises(WireError, match=f"frozen weights of '{name}' have other"):
         parts.find(name)
 

@@ -96,8 +96,8 @@ def test_all_layers_of_a_causal_model_are_blocks_by_default(tmp_path: Path, name
     spec = HuggingFaceSpec(str(path))
     model = SplitModel(cast(ModelSpec, spec), VOCABULARY).double()
     assert (spec.num_blocks, spec.head) == (4, "causal")
-    behind = {name.rpartition(".")[0] for name in model.head.state_dict()}
-    assert len(behind) == 2, behind
+    head_layers = {name.rpartition(".")[0] for name in model.head.state_dict()}
+    assert len(head_layers) == 2, head_layers
     with torch.no_grad():
         for ours, twin in spec.untied().items():
             model.get_parameter(ours).copy_(model.get_parameter(twin))
@@ -159,7 +159,7 @@ def test_a_damaged_index_is_refused_in_one_line(pretrained: Path, index: object)
         (None, {"eos_token_id": 5}, 5),
     ],
 )
-def test_the_end_token_comes_from_the_generation_configuration(
+def test_the_end_token_is_read_from_the_generation_configuration(
     tmp_path: Path, own: object, file: dict[str, object], ends: object
 ) -> None:
     """Decoder-only models use ``generation_config.json``; encoder-decoder models use their own
@@ -204,14 +204,14 @@ def test_a_vocabulary_of_another_size_than_the_pretrained_one_is_refused(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "warned"),
     [
         *(("gpt2", [], True), ("t5", [], True), ("llama", [], False)),
         *(("gpt2", ["adapter=lora"], False), ("t5", ["framework=splitfed"], True)),
     ],
 )
 def test_a_warning_reports_that_a_shared_embedding_is_split(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, options: list[str], said: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, options: list[str], warned: bool
 ) -> None:
     """The server warns once, unless both copies are frozen; building the model does not warn."""
     task = "dates" if name == "t5" else "causal_lm"
@@ -219,7 +219,7 @@ def test_a_warning_reports_that_a_shared_embedding_is_split(
     settings = load_overrides([f"task={task}", "model=huggingface", path, *options])
     SplitModel(cast(ModelSpec, settings.model), VOCABULARY)
     training._warn(settings)
-    assert sum("shares one embedding" in text for text in caplog.messages) == said
+    assert sum("shares one embedding" in text for text in caplog.messages) == warned
 
 
 @pytest.mark.parametrize(

@@ -333,10 +333,10 @@ def test_predicted_bytes_are_within_10_percent_of_the_measured_peak(
     step()
     part.step(0.1, 1.0)  # makes the optimiser's state
     kept_bytes = own + sum(each.nbytes for each in part.optimizer_state().values())
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
     most = now = 0
-    for event in told.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
             now += event.nbytes()
             most = max(most, now)

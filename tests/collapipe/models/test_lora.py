@@ -262,7 +262,7 @@ def test_adapters_and_the_head_of_a_task_train(tmp_path: Path) -> None:
 def test_the_documented_adapter_layers_equal_the_defaults(tmp_path: Path) -> None:
     """The page lists the default layers of each family and all layers that a user may choose."""
     rows = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)
-    told = {
+    documented = {
         family: [re.findall(r"`(\w+)`", cell) for cell in (chosen, further)]
         for families, chosen, further in rows
         for family in families.split("`, `")
@@ -271,7 +271,7 @@ def test_the_documented_adapter_layers_equal_the_defaults(tmp_path: Path) -> Non
         family: spec_of(tmp_path, family, next(iter(FAMILIES[family].heads))) for family in SIZES
     }
     for family, base in {**bases, "model=transformer": OWN}.items():
-        chosen, further = told[family]
+        chosen, further = documented[family]
         assert LoraSpec(cast(ModelSpec, base)).target_modules == tuple(chosen)
         layers = base.build_block(0).named_modules()
         linear = {name.rpartition(".")[2] for name, layer in layers if has_matrix(layer)}
@@ -359,5 +359,5 @@ def test_invalid_target_modules_are_refused_in_one_line(
 def test_settings_select_the_spec() -> None:
     """Specs with equal options are equal, because caches use them as keys."""
     assert with_adapters(OWN, AdapterSettings("none")) is OWN
-    asked = with_adapters(OWN, adapter_settings(rank=4, dropout=0.1, target_modules=["key"]))
-    assert {asked} == {LoraSpec(OWN, 4, 8.0, 0.1, ("key",))}
+    spec = with_adapters(OWN, adapter_settings(rank=4, dropout=0.1, target_modules=["key"]))
+    assert {spec} == {LoraSpec(OWN, 4, 8.0, 0.1, ("key",))}

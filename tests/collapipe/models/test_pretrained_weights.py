@@ -61,7 +61,7 @@ def _build(path: Path, head: str) -> list[torch.nn.Module]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "head", "change", "says"),
+    ("name", "kind", "head", "change", "message"),
     [
         ("bert", "BertForMaskedLM", "tokens", _without(_LAYER), f"16 tensors .*{_LAYER}attention"),
         pytest.param("bert", "BertModel", "tokens", _prefixed("odd."), "69 tensors", marks=_MORE),
@@ -82,10 +82,10 @@ def test_missing_misshapen_quantised_or_non_finite_weights_are_refused(
     kind: str,
     head: str,
     change: Callable[[Weights], Weights],
-    says: str,
+    message: str,
 ) -> None:
     spec = HuggingFaceSpec(str(_saved(tmp_path, name, kind, change)), head=head, pretrained=True)
-    with pytest.raises(ConfigError, match=says) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         SplitModel(cast(ModelSpec, spec), VOCABULARY)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 

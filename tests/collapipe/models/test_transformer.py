@@ -153,9 +153,9 @@ def test_greedy_decoding_chooses_the_token_with_the_least_loss(norm: str, tied: 
     spec, batch, longest = replace(SPEC, norm=norm, tie_embeddings=tied), ragged(), 7
     models = [model_of(spec, seed) for seed in range(20)]
     predictions = [model.generate(batch, longest) for model in models]
-    telling = [place for place, rows in enumerate(predictions) if len(set(map(tuple, rows))) == 3]
-    assert len(telling) >= 2  # most random models predict the same for all samples
-    for place in telling[:2]:
+    distinct = [place for place, rows in enumerate(predictions) if len(set(map(tuple, rows))) == 3]
+    assert len(distinct) >= 2  # most random models predict the same for all samples
+    for place in distinct[:2]:
         for inputs, mask, prediction in zip(
             batch.inputs, batch.mask, predictions[place], strict=True
         ):

@@ -18,9 +18,9 @@ Command = Callable[..., tuple[int, str, str]]
 GPUS, MAC, PLAIN = ["cuda:0", "cuda:1", "cpu"], ["mps", "cpu"], ["cpu"]
 
 
-def named(name: str, there: list[str], dtype: str = "float32") -> str:
-    """The device that a name means if the devices of ``there`` are present."""
-    with patch("collapipe.process.torch_device.present", lambda: there):
+def named(name: str, devices: list[str], dtype: str = "float32") -> str:
+    """The device that a name means if ``devices`` are present."""
+    with patch("collapipe.process.torch_device.present", lambda: devices):
         return str(torch_device("server.torch_device", name, dtype))
 
 
@@ -48,7 +48,7 @@ def test_parts_that_compute_at_once_share_the_cores_by_default(
 
 
 @pytest.mark.parametrize(
-    ("name", "there", "meant"),
+    ("name", "devices", "meant"),
     [
         ("auto", GPUS, "cuda:0"),
         ("auto", MAC, "mps"),
@@ -59,17 +59,19 @@ def test_parts_that_compute_at_once_share_the_cores_by_default(
         ("cpu", GPUS, "cpu"),
     ],
 )
-def test_a_name_means_a_present_device(name: str, there: list[str], meant: str) -> None:
-    assert named(name, there) == meant
+def test_a_name_means_a_present_device(name: str, devices: list[str], meant: str) -> None:
+    assert named(name, devices) == meant
 
 
 @pytest.mark.parametrize(
-    ("name", "there"),
+    ("name", "devices"),
     [("cuda", PLAIN), ("cuda:2", GPUS), ("mps", GPUS), ("cuda:0", MAC), ("cuda:" + 30 * "9", GPUS)],
 )
-def test_the_error_for_a_missing_device_lists_the_present_ones(name: str, there: list[str]) -> None:
-    with pytest.raises(ConfigError, match=f"^server.torch_device={name}: .*{', '.join(there)}"):
-        named(name, there)
+def test_the_error_for_a_missing_device_lists_the_present_ones(
+    name: str, devices: list[str]
+) -> None:
+    with pytest.raises(ConfigError, match=f"^server.torch_device={name}: .*{', '.join(devices)}"):
+        named(name, devices)
 
 
 def test_mps_has_no_float64() -> None:
@@ -129,11 +131,11 @@ def test_a_run_without_its_device_fails_before_it_writes_a_file(
 def test_predictions_run_on_the_servers_device_or_on_the_chosen_one(
     tmp_path: Path, command: Command
 ) -> None:
-    option, there = "--torch-device", {"": True, "cpu": False, "auto": True}
+    option, cases = "--torch-device", {"": True, "cpu": False, "auto": True}
     with second_device():
         run(tmp_path, "federation.num_units=1", "task.train_rows=12", "server.torch_device=auto")
         answers = set()
-        for name, expected in there.items():
+        for name, expected in cases.items():
             ran.clear()
             chosen = [option, name] if name else []
             status, answer, _ = command("predict", tmp_path, "3 May 2020", "--scores", *chosen)

@@ -25,7 +25,7 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize(
-    ("file", "damage", "says"),
+    ("file", "damage", "message"),
     [
         (LINES, lambda text: "{]\n" + text, ":1: not JSON as a run writes it"),
         (LINES, _replaced('"round": 2', '"round": "two"'), ":2: round: "),
@@ -60,25 +60,25 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
     ],
 )
 def test_a_damaged_folder_gives_an_error_of_one_line(
-    file: str, damage: Callable[[str], str], says: str, run: Path, command: Command
+    file: str, damage: Callable[[str], str], message: str, run: Path, command: Command
 ) -> None:
     text = (run / file).read_text() if (run / file).exists() else ""
     (run / file).write_text(damage(text))
     status, out, err = command("report", run)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"error: {run / file}") and says in err
+    assert err.startswith(f"error: {run / file}") and message in err
 
 
 def test_a_run_without_its_file_of_choices_gives_an_error_of_one_line(
     run: Path, command: Command
 ) -> None:
     (run / "choices.json").unlink()
-    says = f"error: {run / 'choices.json'}: is missing; restore it\n"
-    assert command("report", run) == (2, "", says)
+    expected = f"error: {run / 'choices.json'}: is missing; restore it\n"
+    assert command("report", run) == (2, "", expected)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such folder"),
         (["d0", "d1", "--round", "3"], "--round 3: is drawn for one run, not for 2"),
@@ -88,11 +88,11 @@ def test_a_run_without_its_file_of_choices_gives_an_error_of_one_line(
     ],
 )
 def test_bad_arguments_give_an_error_of_one_line(
-    arguments: list[str], says: str, runs: list[Path], command: Command
+    arguments: list[str], message: str, runs: list[Path], command: Command
 ) -> None:
     status, out, err = command("report", *arguments)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert says in err
+    assert message in err
 
 
 @pytest.mark.parametrize(("unit", "status"), [(b"a", 2), (b"\n", 0)])

@@ -49,7 +49,7 @@ def test_tick_labels_of_rounds_are_integers(rounds: int, ticks: str) -> None:
     assert f" {rounds} unit round " in one.text.replace("  ", " ")
 
 
-def test_a_line_goes_through_its_points() -> None:
+def test_a_line_passes_through_its_points() -> None:
     drawn = lines("a title", "samples", "", _series((0, 0), (5, 2), (10, 10)))
     (path,) = re.findall(r'd="([^"]*)" style="fill: none; stroke: var\(--c0\)', drawn)
     x0, y0, x1, y1, x2, y2 = map(float, re.findall(r"[\d.]+", path))

@@ -105,7 +105,7 @@ def test_a_name_lists_the_options_that_differ_within_a_choice(
     ]
 
 
-def test_the_strategy_comes_first_and_values_are_written_as_in_the_file(
+def test_the_strategy_is_first_and_values_are_written_as_in_the_file(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
     for folder, cut in ((runs[0], "null"), (runs[3], "true")):
@@ -171,8 +171,8 @@ def test_measured_clocks_are_compared_even_if_uploads_are_not_modelled(
     for folder in runs:
         config = (folder / "config.yaml").read_text().replace("clock: modelled", "clock: real")
         (folder / "config.yaml").write_text(config)
-    ours, theirs = report(*runs).rows("clock, s measured")
-    assert "uploads" not in ours[2] and "%" in theirs[1]
+    first, second = report(*runs).rows("clock, s measured")
+    assert "uploads" not in first[2] and "%" in second[1]
 
 
 def test_skipped_rounds_do_not_count_in_the_mean_delay(
@@ -196,13 +196,13 @@ def test_a_strategy_without_queues_has_no_longest_queue(
             line["queues"] = [0.0] * 8  # the scheduler writes them for every strategy
             line["plan"] |= {"gammas": [], "queues": [], "idle_queues": []}
         write_lines(folder, lines)
-    ours, theirs = report(*runs).rows("longest queue at the end")[0][1:]
-    assert float(ours.split()[0]) > 0
-    assert theirs == "–"
+    first, second = report(*runs).rows("longest queue at the end")[0][1:]
+    assert float(first.split()[0]) > 0
+    assert second == "–"
     assert "The strategy keeps no queues." in report(runs[3]).texts
 
 
-def test_a_comparison_of_runs_of_unequal_length_says_so(
+def test_a_comparison_reports_that_its_runs_have_unequal_lengths(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
     write_lines(runs[0], list(made_lines(20))[:5])

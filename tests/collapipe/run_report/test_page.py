@@ -78,7 +78,7 @@ def test_a_private_runs_epsilon_is_drawn_for_each_round(
     assert points == [(n, 0.5 * n) for n in range(1, 21)]
 
 
-def test_labels_say_whether_values_are_modelled_or_measured(
+def test_labels_show_whether_values_are_modelled_or_measured(
     run: Path, report: Callable[..., Page]
 ) -> None:
     page = report(run)
@@ -106,13 +106,13 @@ def test_failed_and_excluded_units_and_skipped_rounds_have_their_cause(
     run: Path, report: Callable[..., Page]
 ) -> None:
     page = report(run)
-    told = {(row[0], row[2]): row[3] for row in page.cells if len(row) == 4}
-    assert told[str(SKIPPED), "round skipped"] == "no unit can afford its upload"
+    outcomes = {(row[0], row[2]): row[3] for row in page.cells if len(row) == 4}
+    assert outcomes[str(SKIPPED), "round skipped"] == "no unit can afford its upload"
     for number in FAILED:
-        assert told[str(number), "failed"] == "LinkError: the unit was switched off"
+        assert outcomes[str(number), "failed"] == "LinkError: the unit was switched off"
     for number in SET_ASIDE:
-        assert told[str(number), "excluded"] == "WireError: a speed that is not finite"
-    assert len([key for key in told if key[0].isdigit()]) == 1 + len(FAILED) + len(SET_ASIDE)
+        assert outcomes[str(number), "excluded"] == "WireError: a speed that is not finite"
+    assert len([key for key in outcomes if key[0].isdigit()]) == 1 + len(FAILED) + len(SET_ASIDE)
 
 
 def test_the_participation_matrix_marks_the_rounds_in_which_units_trained(

@@ -105,7 +105,7 @@ def test_a_simulated_step_has_the_control_unit_and_all_hops(
     works = works_with(law, [name for name, _ in held], [1.6] * len(held), [n for _, n in held])
     assert max(ends) == pytest.approx(step_s(law, works, cluster["schedule"]))
     answers = [span for kind, span in head.boxes if "hop" not in kind.name]
-    assert all(before[1] <= behind[0] for before, behind in pairwise(answers))
+    assert all(before[1] <= later[0] for before, later in pairwise(answers))
 
 
 def _step_s(cluster: dict[str, Any], laws: dict[str, AffineLaw]) -> float:

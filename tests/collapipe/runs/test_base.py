@@ -103,7 +103,7 @@ def test_a_run_without_digests_is_refused_in_one_line(tmp_path: Path, finished: 
 
 
 @pytest.mark.parametrize(
-    ("digests", "says"),
+    ("digests", "message"),
     [
         ({"embedding": "../../secret"}, "must be 64 hex digits"),
         ({"blocks.9": "0" * 64}, r"no part 'blocks\.9'"),
@@ -111,11 +111,11 @@ def test_a_run_without_digests_is_refused_in_one_line(tmp_path: Path, finished: 
     ],
 )
 def test_invalid_digests_are_refused(
-    tmp_path: Path, finished: Path, digests: object, says: str
+    tmp_path: Path, finished: Path, digests: object, message: str
 ) -> None:
     shutil.copytree(finished, tmp_path / "run", symlinks=True)
     (tmp_path / "run" / "model" / "base.json").write_text(json.dumps(digests))
-    with pytest.raises(CollaPipeError, match=says) as caught:
+    with pytest.raises(CollaPipeError, match=message) as caught:
         load_model(tmp_path / "run")
     assert "\n" not in str(caught.value)
 
@@ -194,7 +194,7 @@ def test_a_run_accepts_its_own_initial_arrays(
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda arrays, name: arrays.pop(name), "'embedding.*' is missing"),
         (lambda arrays, name: arrays.update(odd=torch.ones(1)), "'odd' is no weight of the run"),
@@ -203,13 +203,13 @@ def test_a_run_accepts_its_own_initial_arrays(
     ],
 )
 def test_invalid_arrays_and_timeouts_are_refused_before_units_are_asked(
-    tmp_path: Path, model: Path, change: Callable[..., object], says: str
+    tmp_path: Path, model: Path, change: Callable[..., object], message: str
 ) -> None:
     settings = lora_settings(tmp_path / "run", model, [])
     strategy = CollaPipeStrategy(settings, make_tokenizer(settings, ()))
     arrays = strategy.initial_arrays().to_torch_state_dict()
     change(arrays, next(name for name, each in arrays.items() if each.dim() == 2))
-    with pytest.raises(ConfigError, match=f"^initial arrays: .*{says}"):
+    with pytest.raises(ConfigError, match=f"^initial arrays: .*{message}"):
         strategy.start(grid=Mock(), initial_arrays=ArrayRecord(arrays), num_rounds=1)
     for timeout in (0.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match=f"^timeout={timeout}: must be seconds above 0"):

@@ -14,17 +14,17 @@ def test_a_failure_is_reported_once_with_its_exit_status(
     kind: type[CollaPipeError], tmp_path: Path
 ) -> None:
     write_failure(tmp_path, kind("two\nlines"))
-    told = take_failure(tmp_path, "resume")
-    assert (str(told), told.exit_status) == ("two lines", kind.exit_status)
+    failure = take_failure(tmp_path, "resume")
+    assert (str(failure), failure.exit_status) == ("two lines", kind.exit_status)
     assert list(tmp_path.iterdir()) == []
     assert "before it began" in str(again := take_failure(tmp_path, "resume"))
     assert again.exit_status == 1
 
 
-def test_the_error_of_a_killed_run_says_how_to_resume(tmp_path: Path) -> None:
+def test_the_error_of_a_killed_run_explains_how_to_resume(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
-    told = str(take_failure(tmp_path, "resume it"))
-    assert told.endswith(how_to_go_on(tmp_path)) and "checkpoint_every" in told
+    message = str(take_failure(tmp_path, "resume it"))
+    assert message.endswith(how_to_go_on(tmp_path)) and "checkpoint_every" in message
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest").symlink_to("000001")
     assert how_to_go_on(tmp_path).endswith(f"round 1 with: collapipe resume {tmp_path}")

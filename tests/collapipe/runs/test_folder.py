@@ -65,7 +65,7 @@ def test_a_units_model_replaces_its_earlier_model(apart: tuple[Path, list[Tensor
 
 
 @pytest.mark.parametrize(
-    ("unit", "says"),
+    ("unit", "message"),
     [
         (None, r"were not averaged \(framework\.aggregate=false\); --unit N picks one of 0 … 2"),
         (3, r"--unit 3: .* is a run of units 0 … 2"),
@@ -73,9 +73,9 @@ def test_a_units_model_replaces_its_earlier_model(apart: tuple[Path, list[Tensor
     ],
 )
 def test_a_missing_or_wrong_unit_number_is_refused(
-    apart: tuple[Path, list[Tensors]], unit: int | None, says: str
+    apart: tuple[Path, list[Tensors]], unit: int | None, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         load_model(apart[0], unit=unit)
     assert "\n" not in str(caught.value)
 
@@ -125,9 +125,9 @@ def test_the_files_of_a_model_follow_the_umask(tmp_path: Path) -> None:
     assert modes == dict.fromkeys(names, 0o640)
 
 
-@pytest.mark.parametrize(("name", "says"), [("nowhere", "no such folder"), ("", "config.yaml")])
-def test_a_folder_without_a_run_is_refused(tmp_path: Path, name: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+@pytest.mark.parametrize(("name", "message"), [("nowhere", "no such folder"), ("", "config.yaml")])
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         load_model(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
 
@@ -169,7 +169,7 @@ def test_a_failed_write_is_one_error_and_keeps_the_old_files(tmp_path: Path) -> 
     assert {path.name for path in after.keys() - before.keys()} <= {"metrics.jsonl"}
 
 
-def test_the_error_says_that_the_runs_folder_was_moved(tmp_path: Path) -> None:
+def test_the_error_reports_that_the_runs_folder_was_moved(tmp_path: Path) -> None:
     folder, _, _ = begun(tmp_path / "run")
     folder.path.rename(tmp_path / "moved")
     with pytest.raises(

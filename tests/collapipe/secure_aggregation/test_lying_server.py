@@ -52,11 +52,11 @@ def opened(exchange: Exchange, allies: Collection[int]) -> bool:
     session, need = exchange.session, exchange.session.units_needed
     everybody = {*session.keys}
     honest = [unit for unit in session.keys if unit not in allies]  # the victim first
-    there = {*honest[: need - len(allies)]}
-    lists = {unit: everybody if unit in there else everybody - {VICTIM} for unit in honest}
+    with_victim = {*honest[: need - len(allies)]}
+    lists = {unit: everybody if unit in with_victim else everybody - {VICTIM} for unit in honest}
     seeds, keys = dict[int, bytes](), dict[int, bytes]()
     for unit, reply in revealed(exchange, lists, allies).items():
-        (seeds if unit in there else keys)[place(unit)] = reply.shares[VICTIM]
+        (seeds if unit in with_victim else keys)[place(unit)] = reply.shares[VICTIM]
     for ally in allies:
         both = exchange.with_masks[ally].held[VICTIM]
         keys[place(ally)], seeds[place(ally)] = both[:SHARE_BYTES], both[SHARE_BYTES:]
@@ -98,9 +98,9 @@ def test_withheld_shares_do_not_isolate_a_unit() -> None:
     exchange.mask(drawn(num_units))
     times, lists = dict.fromkeys(left, 0), {}
     for unit in (*left, *cut):
-        gone = sorted(times.keys() - {unit}, key=lambda each: times[each])[:6]
-        times |= {each: times[each] + 1 for each in gone}
-        lists[unit] = {*range(num_units)} - {*gone}
+        left_out = sorted(times.keys() - {unit}, key=lambda each: times[each])[:6]
+        times |= {each: times[each] + 1 for each in left_out}
+        lists[unit] = {*range(num_units)} - {*left_out}
     need = exchange.session.units_needed
     assert all(each + len(allies) >= need for each in times.values())  # shares of each key
     assert len(lists) + len(allies) >= need  # shares of the victim's seed
@@ -123,7 +123,7 @@ def test_confirmations_of_other_lists_rounds_and_senders_do_not_count() -> None:
     honest = {unit: exchange.confirmed[unit].confirmations[0] for unit in (1, 2)}
     assert stage.reveal(UnmaskRequest(1, honest)).shares.keys() == {0, 1, 2}
     other = Exchange(3, threshold=1.0).share().mask(drawn(3)).confirm()
-    for odd in (
+    for invalid in (
         {1: honest[1]},
         {1: honest[2], 2: honest[1]},
         {1: honest[1], 2: exchange.confirmed[2].confirmations[1]},
@@ -134,6 +134,6 @@ def test_confirmations_of_other_lists_rounds_and_senders_do_not_count() -> None:
         {1: honest[1], 2: other.confirmed[2].confirmations[0]},
     ):
         with pytest.raises(WireError):
-            stage.reveal(UnmaskRequest(1, odd))
+            stage.reveal(UnmaskRequest(1, invalid))
     with pytest.raises(WireError):
         stage.reveal(UnmaskRequest(2, honest))

@@ -33,20 +33,20 @@ def test_the_sum_is_exact_if_enough_units_for_the_threshold_remain(data: st.Data
     most = num_units - units_needed(num_units, THRESHOLD)
     lost = data.draw(st.sets(st.integers(0, num_units - 1), max_size=most))
     stage = {unit: data.draw(st.integers(0, STAGES - 2)) for unit in sorted(lost)}
-    gone = [{unit for unit, last in stage.items() if last == after} for after in range(STAGES)]
+    dropouts = [{unit for unit, last in stage.items() if last == after} for after in range(STAGES)]
     values = drawn(num_units)
-    exchange = Exchange(num_units).share(gone[0]).mask(values, gone[1])
-    total = exchange.unmask(gone[2])
-    left = [values[unit] for unit in range(num_units) if unit not in gone[0] | gone[1]]
+    exchange = Exchange(num_units).share(dropouts[0]).mask(values, dropouts[1])
+    total = exchange.unmask(dropouts[2])
+    left = [values[unit] for unit in range(num_units) if unit not in dropouts[0] | dropouts[1]]
     assert np.array_equal(total, np.sum(left, axis=0, dtype=np.uint32))
 
 
 def test_the_sum_is_exact_if_a_third_of_24_units_drops_out() -> None:
     num_units, values = 24, drawn(24)
-    gone = [{3, 5, 8}, {1, 2, 20}, {4, 18}]
-    exchange = Exchange(num_units).share(gone[0]).mask(values, gone[1])
-    left = [values[unit] for unit in range(num_units) if unit not in gone[0] | gone[1]]
-    assert np.array_equal(exchange.unmask(gone[2]), np.sum(left, axis=0, dtype=np.uint32))
+    dropouts = [{3, 5, 8}, {1, 2, 20}, {4, 18}]
+    exchange = Exchange(num_units).share(dropouts[0]).mask(values, dropouts[1])
+    left = [values[unit] for unit in range(num_units) if unit not in dropouts[0] | dropouts[1]]
+    assert np.array_equal(exchange.unmask(dropouts[2]), np.sum(left, axis=0, dtype=np.uint32))
 
 
 @pytest.mark.parametrize("num_units", [4, 7])
@@ -77,10 +77,10 @@ def test_a_threshold_just_above_a_half_reveals_no_single_update(num_units: int) 
 def restored(exchange: Exchange) -> set[bytes]:
     """All secrets of any kind that the server can restore from its shares."""
     found = set[bytes]()
-    for unit in exchange.told:
-        told = {place(holder): reply.shares[unit] for holder, reply in exchange.revealed.items()}
-        for some in itertools.combinations(told, exchange.session.units_needed):
-            found.add(combine({each: told[each] for each in some}))
+    for unit in exchange.share_replies:
+        shares = {place(holder): reply.shares[unit] for holder, reply in exchange.revealed.items()}
+        for some in itertools.combinations(shares, exchange.session.units_needed):
+            found.add(combine({each: shares[each] for each in some}))
     return found
 
 
@@ -201,8 +201,8 @@ def test_weak_keys_and_copied_keys_are_left_out(which: str) -> None:
     exchange = Exchange(3)
     small = replace(exchange.session.keys[2], **{which: bytes(32)})
     copied = replace(exchange.session.keys[2], **{which: exchange.session.keys[0].mask})
-    for odd in (small, copied):
-        assert usable({**exchange.session.keys, 2: odd}).keys() == {0, 1}
+    for keys in (small, copied):
+        assert usable({**exchange.session.keys, 2: keys}).keys() == {0, 1}
     with pytest.raises(WireError):  # a unit checks the keys itself
         stage, _ = exchange.with_keys[0].share(
             Roster(RUN, 1, {**exchange.session.keys, 2: small}), THRESHOLD

@@ -18,25 +18,25 @@ def called(unit: int) -> str:
     return f"town {unit}"
 
 
-def spoilt(liar: int, holders: Collection[int], gone: Collection[int] = ()) -> Exchange:
+def spoilt(liar: int, holders: Collection[int], lost: Collection[int] = ()) -> Exchange:
     """An exchange in which the liar sealed invalid shares for ``holders``."""
     exchange = Exchange(NUM_UNITS).share()
-    told = exchange.told[liar]
-    sealed = {**told.sealed, **dict.fromkeys(holders, bytes(SEALED_BYTES))}
-    exchange.told[liar] = replace(told, sealed=sealed)
-    exchange.requests = relayed(exchange.told)
-    return exchange.mask(drawn(NUM_UNITS), gone)
+    reply = exchange.share_replies[liar]
+    sealed = {**reply.sealed, **dict.fromkeys(holders, bytes(SEALED_BYTES))}
+    exchange.share_replies[liar] = replace(reply, sealed=sealed)
+    exchange.requests = relayed(exchange.share_replies)
+    return exchange.mask(drawn(NUM_UNITS), lost)
 
 
 def shares(exchange: Exchange) -> CheckedShares:
-    return checked(exchange.told, exchange.masked, exchange.revealed)
+    return checked(exchange.share_replies, exchange.masked, exchange.revealed)
 
 
-@pytest.mark.parametrize("gone", [(), (3,)])
-def test_the_sum_is_exact_without_the_shares_that_cannot_be_opened(gone: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("lost", [(), (3,)])
+def test_the_sum_is_exact_without_the_shares_that_cannot_be_opened(lost: tuple[int, ...]) -> None:
     """The invalid shares are of the liar's self mask, or of its mask key if it drops out."""
-    exchange = spoilt(3, [0], gone)
-    left = [each for unit, each in drawn(NUM_UNITS).items() if unit not in gone]
+    exchange = spoilt(3, [0], lost)
+    left = [each for unit, each in drawn(NUM_UNITS).items() if unit not in lost]
     assert np.array_equal(exchange.unmask(), np.sum(left, axis=0, dtype=np.uint32))
     assert shares(exchange).missing == {(0, 3)}
     assert shares(exchange).suspects(called) == ["town 0 or town 3"]
@@ -52,7 +52,7 @@ def test_invalid_shares_for_all_units_end_the_round_and_name_the_liar() -> None:
 def test_a_unit_that_withholds_its_own_share_is_named() -> None:
     exchange = spoilt(3, [])
     exchange.unmask()
-    told = exchange.revealed[3]
-    own = {unit: share for unit, share in told.shares.items() if unit != 3}
-    exchange.revealed[3] = replace(told, shares=own)
+    reply = exchange.revealed[3]
+    own = {unit: share for unit, share in reply.shares.items() if unit != 3}
+    exchange.revealed[3] = replace(reply, shares=own)
     assert shares(exchange).suspects(called) == ["town 3"]

@@ -62,8 +62,8 @@ def with_units_exchanged(roster: Roster) -> Roster:
 
 
 def with_an_invalid_key(roster: Roster) -> Roster:
-    odd = replace(roster.signed[2], key=b"no key")
-    return replace(roster, signed={**roster.signed, 2: odd})
+    invalid = replace(roster.signed[2], key=b"no key")
+    return replace(roster, signed={**roster.signed, 2: invalid})
 
 
 def test_a_roster_signed_by_peers_is_accepted() -> None:

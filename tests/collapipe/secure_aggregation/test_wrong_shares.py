@@ -14,8 +14,8 @@ from collapipe.secure_aggregation.shamir import DIGEST_BYTES, SHARE_BYTES, diges
 NUM_UNITS = 7  # five of them must finish
 
 
-def exchanged(gone: Collection[int] = ()) -> Exchange:
-    exchange = Exchange(NUM_UNITS).share().mask(drawn(NUM_UNITS), gone)
+def exchanged(lost: Collection[int] = ()) -> Exchange:
+    exchange = Exchange(NUM_UNITS).share().mask(drawn(NUM_UNITS), lost)
     exchange.unmask()
     return exchange
 
@@ -27,17 +27,17 @@ def lie(exchange: Exchange, holder: int, owners: Collection[int]) -> None:
 
 
 def suspects(exchange: Exchange) -> list[str]:
-    return checked(exchange.told, exchange.masked, exchange.revealed).suspects()
+    return checked(exchange.share_replies, exchange.masked, exchange.revealed).suspects()
 
 
-@pytest.mark.parametrize("gone", [(), (6,)])
-def test_the_sum_is_exact_with_as_many_liars_as_units_may_drop_out(gone: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("lost", [(), (6,)])
+def test_the_sum_is_exact_with_as_many_liars_as_units_may_drop_out(lost: tuple[int, ...]) -> None:
     """The liars reveal wrong shares of self masks and of a mask key."""
-    exchange = exchanged(gone)
-    liars = (0, 4)[: 2 - len(gone)]
+    exchange = exchanged(lost)
+    liars = (0, 4)[: 2 - len(lost)]
     for liar in liars:
         lie(exchange, liar, range(NUM_UNITS))
-    left = [each for unit, each in drawn(NUM_UNITS).items() if unit not in gone]
+    left = [each for unit, each in drawn(NUM_UNITS).items() if unit not in lost]
     assert np.array_equal(exchange.total(), np.sum(left, axis=0, dtype=np.uint32))
     assert suspects(exchange) == [f"unit {liar}" for liar in liars]
 
@@ -60,9 +60,9 @@ def test_the_holder_and_the_owner_of_a_wrong_share_are_named() -> None:
 
 def test_an_owner_with_digests_of_other_shares_is_named() -> None:
     exchange = exchanged()
-    told = exchange.told[2]
-    odd = dict.fromkeys(told.digests, bytes(2 * DIGEST_BYTES))
-    exchange.told[2] = replace(told, digests=odd)
+    reply = exchange.share_replies[2]
+    digests = dict.fromkeys(reply.digests, bytes(2 * DIGEST_BYTES))
+    exchange.share_replies[2] = replace(reply, digests=digests)
     assert suspects(exchange) == ["unit 2"]
     with pytest.raises(RoundFailedError, match=r"unit 2 are usable.*: unit 2$"):
         exchange.total()
@@ -70,14 +70,14 @@ def test_an_owner_with_digests_of_other_shares_is_named() -> None:
 
 def test_an_owner_that_deals_shares_of_another_key_is_named() -> None:
     exchange = exchanged([2])
-    other, own = Exchange(NUM_UNITS).share().mask(drawn(NUM_UNITS), [2]), exchange.told[2]
+    other, own = Exchange(NUM_UNITS).share().mask(drawn(NUM_UNITS), [2]), exchange.share_replies[2]
     other.unmask()
     digests = dict(own.digests)
     for holder, reply in other.revealed.items():
-        share, told = reply.shares[2], exchange.revealed[holder]
-        exchange.revealed[holder] = replace(told, shares={**told.shares, 2: share})
+        share, original = reply.shares[2], exchange.revealed[holder]
+        exchange.revealed[holder] = replace(original, shares={**original.shares, 2: share})
         digests[holder] = digest(share) + bytes(DIGEST_BYTES)
-    exchange.told[2] = replace(own, digests=digests)
+    exchange.share_replies[2] = replace(own, digests=digests)
     with pytest.raises(WireError, match="unit 2 dealt"):
         exchange.total()
 

@@ -68,7 +68,7 @@ def test_encoding_texts_in_parts_gives_the_same_stream(
     assert parts.stream.tolist() == whole.stream.tolist()
 
 
-def test_a_batch_pads_inputs_and_targets_alike(tokenizer: Tokenizer) -> None:
+def test_a_batch_pads_inputs_and_targets_equally(tokenizer: Tokenizer) -> None:
     examples = causal_lm().encode(ROWS, tokenizer)
     first, last = 0, len(examples.lengths) - 1
     assert examples.lengths[last] < examples.lengths[first]
@@ -121,9 +121,9 @@ def test_rows_are_read_from_files(tmp_path: Path) -> None:
     splits = causal_lm(tmp_path).splits(0)
     for rows in (splits.train, splits.validation, splits.test):
         assert rows.to_dict() == ROWS.to_dict()
-    odd = "Nobody\u2028greets\x0bthe\x85moon."  # characters at which splitlines() breaks
-    (tmp_path / "test.txt").write_bytes(odd.encode())
-    assert causal_lm(tmp_path).splits(0).test["text"][:] == [odd]
+    line = "Nobody\u2028greets\x0bthe\x85moon."  # characters at which splitlines() breaks
+    (tmp_path / "test.txt").write_bytes(line.encode())
+    assert causal_lm(tmp_path).splits(0).test["text"][:] == [line]
     (tmp_path / "test.txt").write_text("\n \n")
     with pytest.raises(DataError, match=r"test\.txt holds no rows"):
         _ = causal_lm(tmp_path).splits(0).test

@@ -69,7 +69,7 @@ def test_a_batch_has_each_text_between_its_special_tokens(
     for i, row in enumerate(rows):
         assert batch.inputs[i][batch.mask[i]].tolist() == [marks.bos, *texts[row], marks.eos]
         assert batch.mask[i].sum() == examples.lengths[row]
-        assert batch.mask[i].long().diff().le(0).all(), "padding stands behind"
+        assert batch.mask[i].long().diff().le(0).all(), "padding is not at the end"
     assert batch.targets.tolist() == [labels[row] for row in rows]
     assert examples.decode(labels) == [tokenizer.labels[label] for (label,) in labels]
 
@@ -127,8 +127,8 @@ def test_a_run_uses_the_labels_that_its_options_list(task: str) -> None:
     name = {"classification": "pooled", "ner": "tokens"}[task]
     options = [f"task={task}", "model=huggingface", "model.family=bert", f"model.head={name}"]
     settings = load_overrides([*options, "task.labels=[O,B-b,B-a]"])
-    told = [RowsReply(0, 3, {"B-b": 2}, {})]
-    assert make_tokenizer(settings, told).labels == ("B-a", "B-b", "O")
+    reports = [RowsReply(0, 3, {"B-b": 2}, {})]
+    assert make_tokenizer(settings, reports).labels == ("B-a", "B-b", "O")
     for labels in ("[]", "[O]", "[O,B-a,O]", "[O,'']"):
         with pytest.raises(ConfigError, match=r"task\.labels"):
             load_overrides([*options, f"task.labels={labels}"])
@@ -238,8 +238,8 @@ def test_a_folders_vocabulary_tokenizes_chinese_titles() -> None:
     """About 1 % of their tokens are unknown to bert-base-chinese."""
     task, splits, folder = classification(), real("toutiao15"), DATA / "bert-base-chinese"
     settings = load_overrides([*BERT, f"data.tokenizer={folder}"])
-    told = RowsReply(0, len(splits.train), task.label_counts(splits.train), {})
-    tokenizer = make_tokenizer(settings, [told])
+    report = RowsReply(0, len(splits.train), task.label_counts(splits.train), {})
+    tokenizer = make_tokenizer(settings, [report])
     assert tokenizer.vocabulary.size == 21_128
     assert tokenizer.vocabulary.num_labels == 15
     unknown = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n").index("[UNK]")

@@ -64,8 +64,8 @@ def wordpiece() -> Tokenizer:
 def predicted(examples: TaggedSentences) -> list[list[int]]:
     """The predictions of a perfect model, with an arbitrary label at ignored targets."""
     batch = examples.batch(range(len(examples.lengths)))
-    asked = batch.targets.masked_fill(batch.targets == IGNORED, 3)
-    return [row[mask].tolist() for row, mask in zip(asked, batch.mask, strict=True)]
+    targets = batch.targets.masked_fill(batch.targets == IGNORED, 3)
+    return [row[mask].tolist() for row, mask in zip(targets, batch.mask, strict=True)]
 
 
 @given(st.lists(tagged, min_size=1, max_size=4), st.integers(3, 12))

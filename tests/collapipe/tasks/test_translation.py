@@ -75,7 +75,7 @@ def test_a_batch_has_each_requested_row_completely(
         assert batch.inputs[i][batch.mask[i]].tolist() == [*sources[row], marks.eos]
         assert batch.targets[i][batch.targets[i] != IGNORED].tolist() == [*targets[row], marks.eos]
         assert (batch.inputs[i][~batch.mask[i]] == marks.pad).all()
-        assert batch.mask[i].long().diff().le(0).all(), "padding stands behind"
+        assert batch.mask[i].long().diff().le(0).all(), "padding is not at the end"
 
 
 @settings(deadline=None)
@@ -136,9 +136,9 @@ def test_rows_are_read_from_files(folder: Path) -> None:
 
 def test_lines_end_at_line_breaks_only(folder: Path) -> None:
     """U+2028 and similar characters are part of a sentence."""
-    odd = [*ENGLISH[:2], "Nobody\u2028greets\x0bthe\x85moon."]
-    (folder / "train.en").write_bytes("\n".join(odd).encode())
-    assert corpus(folder).splits(0).train["target"][2] == odd[2]
+    lines = [*ENGLISH[:2], "Nobody\u2028greets\x0bthe\x85moon."]
+    (folder / "train.en").write_bytes("\n".join(lines).encode())
+    assert corpus(folder).splits(0).train["target"][2] == lines[2]
 
 
 def test_pairs_blank_on_both_sides_are_left_out(folder: Path) -> None:

@@ -26,8 +26,8 @@ def test_labels_of_any_script_reach_the_server(name: str) -> None:
     rows = standard(Dataset.from_dict({"text": ["a"], "label": [name]}), _columns("label"), "f.csv")
     labels = Classification(**_SIZES).label_counts(rows)
     assert labels == {name: 1}
-    told = RowsReply(0, 1, labels, {}, name)
-    assert records.unpack(RowsReply, records.pack(told)) == told
+    reply = RowsReply(0, 1, labels, {}, name)
+    assert records.unpack(RowsReply, records.pack(reply)) == reply
 
 
 # Arrow cannot store a lone surrogate.

@@ -35,8 +35,8 @@ def of_texts(texts: list[str], vocabulary: int) -> str:
 
 def of_counts(texts: list[str], vocabulary: int, units: int) -> str:
     """The tokeniser that a server trains on counts; each unit has every ``units``-th text."""
-    told = (count_words([text] for text in texts[unit::units]) for unit in range(units))
-    words = sum(map(Counter, told), Counter[str]())
+    counts = (count_words([text] for text in texts[unit::units]) for unit in range(units))
+    words = sum(map(Counter, counts), Counter[str]())
     return Tokenizer.train_from_counts(words, vocabulary).json_text
 
 

@@ -13,7 +13,7 @@ DEVICES = [
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("message", "shown"),
     [
         ("device pi-5 at 192.168.1.21:7700: timed out", "device pi-5 at …: timed out"),
         ("the stage before (ipv4:10.0.0.9:51234): ended", "the stage before (…): ended"),
@@ -27,6 +27,6 @@ DEVICES = [
         ("4 blocks need 1,000 bytes; install 2.13.0", None),
     ],
 )
-def test_addresses_in_a_message_are_replaced(said: str, told: str | None) -> None:
-    expected = said.replace("jetson.home", "…") if told is None else told
-    assert without_addresses(said, DEVICES) == expected
+def test_addresses_in_a_message_are_replaced(message: str, shown: str | None) -> None:
+    expected = message.replace("jetson.home", "…") if shown is None else shown
+    assert without_addresses(message, DEVICES) == expected

@@ -30,13 +30,13 @@ class Call:
     """
 
     def __init__(self, brings: "Callable[[Call], Iterator[bytes]]") -> None:
-        self._brings, self.cancelled, self.told = brings, threading.Event(), threading.Event()
+        self._brings, self.cancelled, self.answered = brings, threading.Event(), threading.Event()
 
     def __iter__(self) -> Iterator[bytes]:
         return self._brings(self)
 
     def initial_metadata(self) -> None:
-        self.told.wait()
+        self.answered.wait()
 
     def is_active(self) -> bool:
         return not self.cancelled.is_set()

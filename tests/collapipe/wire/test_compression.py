@@ -142,8 +142,8 @@ def test_the_predicted_squared_error_equals_the_error_after_decoding(
     precision: str, shape: tuple[int, ...], seed: int
 ) -> None:
     tensor = normal(shape, seed, torch.float64)
-    came = decode(encode(tensor, precision), shape, precision, tensor.dtype)
-    lost = float((tensor - came).square().sum())
+    decoded = decode(encode(tensor, precision), shape, precision, tensor.dtype)
+    lost = float((tensor - decoded).square().sum())
     assert squared_error(tensor, precision) == pytest.approx(lost, rel=1e-5, abs=1e-300)
 
 

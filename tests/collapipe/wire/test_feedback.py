@@ -113,7 +113,7 @@ def test_a_row_is_sent_whole_or_as_a_change_whichever_is_smaller(
     assert (numbers < 0).tolist() == whole
 
 
-def test_a_unit_that_knows_less_than_the_server_sends_whole_rows() -> None:
+def test_a_unit_with_fewer_stored_rows_than_the_server_sends_whole_rows() -> None:
     """The server's older values of these rows do not matter."""
     stale = ActivationMemory(3, {0: torch.full((1, DIM), 9.0), 1: torch.full((1, DIM), 9.0)})
     unit, server = coder(round_=4), coder(stale, round_=4)
@@ -129,7 +129,7 @@ ZEROS = torch.zeros(3, DIM)
 
 
 @pytest.mark.parametrize(
-    ("numbers", "says"),
+    ("numbers", "message"),
     [
         (torch.tensor([~0, ~NUM_ROWS]), "0 … 5"),
         (torch.tensor([~0, NUM_ROWS]), "0 … 5"),
@@ -146,11 +146,11 @@ ZEROS = torch.zeros(3, DIM)
         (torch.tensor([~0, ~1]).double(), "do not fit"),
     ],
 )
-def test_invalid_row_numbers_are_refused(numbers: Tensor, says: str) -> None:
+def test_invalid_row_numbers_are_refused(numbers: Tensor, message: str) -> None:
     """Row 1 has large values, row 3 another number of tokens; the server remembers no row."""
     large = torch.full((2, DIM), 3e38)
     server = coder(ActivationMemory(1, {1: large, 3: large[:1]}), 2)
-    with pytest.raises(WireError, match=says):
+    with pytest.raises(WireError, match=message):
         server.decode(
             (numbers, torch.full((3, DIM), 3e38)),
             torch.tensor([1, 2]),

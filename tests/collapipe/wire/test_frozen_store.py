@@ -197,10 +197,10 @@ def test_the_default_folder_is_in_the_users_cache(
 
 def test_loaded_tensors_are_memory_mapped_and_aligned(tmp_path: Path) -> None:
     """Loaded tensors take no extra memory, and alignment keeps products bit-identical."""
-    store, odd = FrozenStore(tmp_path), {"a": torch.ones(3), "b": torch.ones(512)}
-    name = store.add(odd)
+    store, unaligned = FrozenStore(tmp_path), {"a": torch.ones(3), "b": torch.ones(512)}
+    name = store.add(unaligned)
     loaded = store.load(name)
-    assert same(loaded, odd)
+    assert same(loaded, unaligned)
     assert loaded["b"].data_ptr() % 64 == 0
     maps = Path("/proc/self/maps").read_text().splitlines()
     spans = [line.split()[0].split("-") for line in maps if name in line]

@@ -29,14 +29,14 @@ def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
     }
     data, file = joined(tensors).numpy().tobytes(), tmp_path / "part"
     file.write_bytes(data)
-    came, mapped = separated(data), mapped_part(file)
+    read, mapped = separated(data), mapped_part(file)
     theirs = load(save({name: each.contiguous() for name, each in tensors.items()}))
-    assert came.keys() == mapped.keys() == theirs.keys()
-    assert list(came) == list(tensors)
+    assert read.keys() == mapped.keys() == theirs.keys()
+    assert list(read) == list(tensors)
     for name, each in tensors.items():
-        assert came[name].dtype == each.dtype
+        assert read[name].dtype == each.dtype
         assert mapped[name].dtype == each.dtype
-        assert torch.equal(came[name], each)
+        assert torch.equal(read[name], each)
         assert torch.equal(mapped[name], each)
 
 

@@ -58,8 +58,8 @@ def test_replies_failures_and_states_are_unpacked_unchanged() -> None:
     assert (reply.report, reply.state) == (report, state)
     failure = Failure("ValueError", "no")
     assert records.unpack(Failure, records.pack(failure)) == failure
-    told = records.unpack_state(records.pack_state(state, ["blocks.1"]))
-    assert told == StateReply(1, state, ("blocks.1",))
+    state_reply = records.unpack_state(records.pack_state(state, ["blocks.1"]))
+    assert state_reply == StateReply(1, state, ("blocks.1",))
     setup = Setup("{}", "words", {"blocks.1": "ab"})
     assert records.unpack(Setup, records.pack(setup)) == setup
     parts = records.unpack_groups(records.pack_groups({"blocks.1": TENSORS}))
@@ -95,7 +95,7 @@ def test_an_invalid_report_is_refused(report: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda t: t.pop("x"), "other weights"),
         (lambda t: t.update(z=t["x"]), "other weights"),
@@ -104,10 +104,10 @@ def test_an_invalid_report_is_refused(report: str) -> None:
         (lambda t: t.update(x=t["x"] / 0), "NaN or infinite"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(change: object, says: str) -> None:
+def test_weights_that_do_not_fit_are_refused(change: object, message: str) -> None:
     sent = dict(TENSORS)
     change(sent)  # type: ignore[operator]
-    with pytest.raises(WireError, match=says):
+    with pytest.raises(WireError, match=message):
         restore(sent, TENSORS, FLOAT32, "unit 1")
 
 
@@ -136,17 +136,17 @@ def test_an_invalid_state_is_unpacked_as_a_failure(before: str, after: str) -> N
     state = ClusterState(1, (DEVICE,), 5, Uplink(0.5, 10.0, 1e6, 2e6, (0.9, 0.8)))
     content = records.pack_state(state, [])
     change(content, before, after)
-    told = records.unpack_state(content)
-    assert told.unit == 1
-    assert isinstance(told.state, Failure)
-    assert told.state.message.startswith("not a ClusterState: ")
+    reply = records.unpack_state(content)
+    assert reply.unit == 1
+    assert isinstance(reply.state, Failure)
+    assert reply.state.message.startswith("not a ClusterState: ")
 
 
 def test_a_state_of_another_unit_is_unpacked_as_a_failure() -> None:
     content = records.pack_state(ClusterState(1, (DEVICE,), 5), [])
     change(content, '"unit":1', '"unit":0')
-    told = records.unpack_state(content)
-    assert told.state == Failure("WireError", "sent the state of unit 1, expected 0")
+    reply = records.unpack_state(content)
+    assert reply.state == Failure("WireError", "sent the state of unit 1, expected 0")
 
 
 @pytest.mark.parametrize("lacking", ["3.0", '"blocks.1"', "true", "[1]"])
@@ -165,7 +165,7 @@ def test_a_units_report_of_its_rows_is_unpacked_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("changed", "words"),
     [
         ({"num_rows": 0}, "num_rows"),
         ({"num_rows": 2**60}, "num_rows"),
@@ -182,9 +182,9 @@ def test_a_units_report_of_its_rows_is_unpacked_unchanged() -> None:
         ({"name": "a" * 65}, "name"),
     ],
 )
-def test_an_invalid_report_of_rows_is_refused(told: dict[str, Any], words: str) -> None:
+def test_an_invalid_report_of_rows_is_refused(changed: dict[str, Any], words: str) -> None:
     """An unchecked report would be printed, drawn, or counted for hours."""
-    text = json.dumps(asdict(SOUND) | told)
+    text = json.dumps(asdict(SOUND) | changed)
     content = RecordDict({"RowsReply": ConfigRecord({"json": text})})
     with pytest.raises(WireError, match=words):
         records.unpack(RowsReply, content)

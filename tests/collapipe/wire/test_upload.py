@@ -107,8 +107,8 @@ def test_all_changes_arrive_if_each_round_has_another_precision(precisions: list
         sent, residual = compress_update({"w": start}, {"w": end}, residual, precision)
         changed = changed + end - start
         arrived = arrived + restore(sent, {"w": start}, precision, "unit 0")["w"] - start
-        owed = residual.get("w", torch.zeros(4, 6, dtype=torch.float64))
-        torch.testing.assert_close(arrived + owed, changed, rtol=0, atol=1e-12)
+        pending = residual.get("w", torch.zeros(4, 6, dtype=torch.float64))
+        torch.testing.assert_close(arrived + pending, changed, rtol=0, atol=1e-12)
     assert (precisions[-1] == "float32") == (not residual)
 
 

@@ -72,11 +72,11 @@ def known_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "chunk_seconds", taken)
 
 
-def inventory(folder: Path, there: Sequence[Daemon], credentials: str = "") -> Path:
+def inventory(folder: Path, running: Sequence[Daemon], credentials: str = "") -> Path:
     """An inventory file with these daemons."""
     file = folder / "boxes.yaml"
     devices = (
-        DEVICE.format(name=f"device-{k}", address=each.address) for k, each in enumerate(there)
+        DEVICE.format(name=f"device-{k}", address=each.address) for k, each in enumerate(running)
     )
     head = f"credentials: {credentials}\n" if credentials else ""
     file.write_text(f"{head}{SIZES}clusters:\n  - name: desk\n    devices:\n{''.join(devices)}")
@@ -94,8 +94,8 @@ def test_a_pass_disturbed_by_other_work_still_gives_a_fit() -> None:
 def test_devices_are_checked_measured_planned_and_trained_on(
     command: Command, tmp_path: Path
 ) -> None:
-    with daemons(2, folder=tmp_path / "own") as there:
-        file = inventory(tmp_path, there, "own/control-unit")
+    with daemons(2, folder=tmp_path / "own") as running:
+        file = inventory(tmp_path, running, "own/control-unit")
         status, out, _ = command("device", "check", file)
         assert status == 0
         assert all(name in out for name in ("device-0 -> device-1", "device-1 -> control unit"))
@@ -139,8 +139,8 @@ def test_a_slow_link_is_measured_and_does_not_slow_the_usual_hops(
         send(stream, frame)
 
     monkeypatch.setattr(FrameStream, "send", slow)
-    with daemons(2) as there:
-        file = inventory(tmp_path, there)
+    with daemons(2) as running:
+        file = inventory(tmp_path, running)
         with file.open("a") as stream:
             stream.write(
                 "    links: [{between: [device-1, device-0], d2d_rate_bps: 1.0e3}] # slow\n"
@@ -157,27 +157,27 @@ def test_a_slow_link_is_measured_and_does_not_slow_the_usual_hops(
 
 
 def test_the_json_of_a_check_has_names_and_numbers(command: Command, tmp_path: Path) -> None:
-    with daemons(2) as there:
-        status, out, _ = command("device", "check", inventory(tmp_path, there), "--json")
-    told = json.loads(out)
-    assert (status, told["version"]) == (0, __version__)
-    for number, device in enumerate(told["devices"]):
+    with daemons(2) as running:
+        status, out, _ = command("device", "check", inventory(tmp_path, running), "--json")
+    report = json.loads(out)
+    assert (status, report["version"]) == (0, __version__)
+    for number, device in enumerate(report["devices"]):
         own = device["status"]
         assert (device["cluster"], device["name"]) == ("desk", f"device-{number}")
         assert (device["error"], own["busy"], own["expires"]) == (None, False, None)
         assert own["memory_bytes"] == 1e9 and own["flops_per_s"] > 0
-    ways = [(hop["source"], hop["target"]) for hop in told["hops"]]
+    ways = [(hop["source"], hop["target"]) for hop in report["hops"]]
     names = ["control unit", "device-0", "device-1", "control unit"]
     assert ways == list(pairwise(names))
-    assert all(hop["round_trip_s"] > 0 and hop["error"] is None for hop in told["hops"])
+    assert all(hop["round_trip_s"] > 0 and hop["error"] is None for hop in report["hops"])
 
 
 @pytest.mark.usefixtures("known_chunks")
 def test_each_failing_device_has_an_error_line(command: Command, tmp_path: Path) -> None:
-    with daemons(2, folder=tmp_path / "own") as there:
-        file = inventory(tmp_path, there, "own/control-unit")
-        text = file.read_text().replace(there[0].address, "127.0.0.1:1")
-        text += DEVICE.format(name="device-9", address=there[1].address)
+    with daemons(2, folder=tmp_path / "own") as running:
+        file = inventory(tmp_path, running, "own/control-unit")
+        text = file.read_text().replace(running[0].address, "127.0.0.1:1")
+        text += DEVICE.format(name="device-9", address=running[1].address)
         text += "      - {name: shelf, flops_per_s: 1.0e9, d2d_rate_bps: 1.0e9}\n"
         file.write_text(text)
         status, out, err = command("device", "check", file, "--json")
@@ -186,10 +186,10 @@ def test_each_failing_device_has_an_error_line(command: Command, tmp_path: Path)
         faulty = ("device-0", "device-9", "shelf")
         assert len(errors) == 3
         assert all(name in line for name, line in zip(faulty, errors, strict=True))
-        told = json.loads(out)
-        assert [each["error"] is None for each in told["devices"]] == [False, True, False, False]
-        assert told["hops"][0]["round_trip_s"] is None
-        assert all(each["round_trip_s"] is None and not each["error"] for each in told["hops"])
+        report = json.loads(out)
+        assert [each["error"] is None for each in report["devices"]] == [False, True, False, False]
+        assert report["hops"][0]["round_trip_s"] is None
+        assert all(each["round_trip_s"] is None and not each["error"] for each in report["hops"])
         before = file.read_text()
         status, out, err = command("device", "measure", file, "--repeats", 1)
         assert (status, file.read_text()) == (1, before)
@@ -199,8 +199,8 @@ def test_each_failing_device_has_an_error_line(command: Command, tmp_path: Path)
 def test_another_version_is_an_error_and_an_expiring_certificate_a_warning(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with daemons(1, folder=tmp_path / "own") as there:
-        file = inventory(tmp_path, there, "own/control-unit")
+    with daemons(1, folder=tmp_path / "own") as running:
+        file = inventory(tmp_path, running, "own/control-unit")
         monkeypatch.setattr("collapipe.credentials.member._SOON", timedelta(days=40))
         status, _, err = command("device", "check", file)
         assert status == 0
@@ -216,8 +216,8 @@ def test_another_version_is_an_error_and_an_expiring_certificate_a_warning(
 def test_a_device_with_less_memory_than_in_the_file_is_a_warning(
     command: Command, tmp_path: Path
 ) -> None:
-    with daemons(1) as there:
-        file = inventory(tmp_path, there)
+    with daemons(1) as running:
+        file = inventory(tmp_path, running)
         file.write_text(file.read_text().replace("memory_bytes: 1.0e9", "memory_bytes: 2.0e9"))
         status, _, err = command("device", "check", file)
     assert status == 0
@@ -227,14 +227,14 @@ def test_a_device_with_less_memory_than_in_the_file_is_a_warning(
 def test_a_busy_device_passes_the_check_and_is_not_measured(
     command: Command, tmp_path: Path
 ) -> None:
-    with daemons(1) as there:
-        file = inventory(tmp_path, there)
-        with Work().segments(plan_of(["device-0"], (4,)), there):
+    with daemons(1) as running:
+        file = inventory(tmp_path, running)
+        with Work().segments(plan_of(["device-0"], (4,)), running):
             status, out, _ = command("device", "check", file, "--json")
-            told = json.loads(out)
-            own = told["devices"][0]["status"]
+            report = json.loads(out)
+            own = report["devices"][0]["status"]
             assert (status, own["busy"], own["span"]) == (0, True, {"first": 0, "blocks": 4})
-            assert [hop["round_trip_s"] for hop in told["hops"]] == [None, None]
+            assert [hop["round_trip_s"] for hop in report["hops"]] == [None, None]
             status, _, err = command("device", "measure", file, "--write")
             assert status == 1 and "device-0" in err
         assert "chunk" not in file.read_text()
@@ -245,8 +245,8 @@ def test_a_single_device_with_room_for_one_block_is_measured(
     command: Command, tmp_path: Path
 ) -> None:
     """The device's hop is also measured, and the command's options describe the model."""
-    with daemons(1) as there:
-        file = inventory(tmp_path, there)
+    with daemons(1) as running:
+        file = inventory(tmp_path, running)
         text = file.read_text().replace("name: dates_transformer", "block_bytes: 4.0e7")
         file.write_text(
             text.replace(", tokens: 12", "").replace("1.0e9", "1.0e9\n        max_blocks: 1")
@@ -276,11 +276,11 @@ def test_a_hop_that_cannot_be_dialled_does_not_affect_other_hops(
         return dial(self, neighbour, *how)
 
     monkeypatch.setattr(Daemon, "_dial", unable)
-    with daemons(3) as there:
-        file = inventory(tmp_path, there)
+    with daemons(3) as running:
+        file = inventory(tmp_path, running)
         status, out, err = command("device", "check", file, "--json")
-        told = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
-        assert (status, told) == (1, [True, False, True, True])
+        reached = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
+        assert (status, reached) == (1, [True, False, True, True])
         assert err.startswith("error: device-0 -> device-1: ") and "timed out" in err
         status, _, err = command("device", "measure", file, "--repeats", 1)
         assert status == 1 and len(re.findall("^error: device-0: ", err, re.MULTILINE)) == 1
@@ -292,15 +292,15 @@ def test_a_device_lost_in_a_trial_does_not_affect_other_hops(
     hold = Daemon._hold
 
     def unable(self: Daemon, *what: Any) -> HeldSegment:
-        if self is there[1]:
+        if self is running[1]:
             raise ConfigError("no memory")
         return hold(self, *what)
 
-    with daemons(3) as there:
+    with daemons(3) as running:
         monkeypatch.setattr(Daemon, "_hold", unable)
-        status, out, err = command("device", "check", inventory(tmp_path, there), "--json")
-    told = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
-    assert (status, told) == (1, [True, False, False, True])
+        status, out, err = command("device", "check", inventory(tmp_path, running), "--json")
+    reached = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
+    assert (status, reached) == (1, [True, False, False, True])
     assert err.count("no memory") == 2
 
 
@@ -309,15 +309,15 @@ def test_a_device_busy_after_its_status_does_not_affect_other_hops(
 ) -> None:
     """The command does not wait long for a busy device and reports no error."""
     monkeypatch.setattr(trial_round, "_BUSY_S", 0.5)
-    with daemons(3) as there, ExitStack() as stack:
+    with daemons(3) as running, ExitStack() as stack:
 
         def busy_afterwards(*options: Any) -> list[list[SurveyedDevice]]:
             found = ask_all(*options)
-            stack.enter_context(Work().segments(plan_of(["device-0"], (4,)), [there[1]]))
+            stack.enter_context(Work().segments(plan_of(["device-0"], (4,)), [running[1]]))
             return found
 
         monkeypatch.setattr(survey, "ask_all", busy_afterwards)
-        file = inventory(tmp_path, there)
+        file = inventory(tmp_path, running)
         began = time.monotonic()
         status, out, err = command("device", "check", file)
         assert time.monotonic() - began < 20.0
@@ -332,12 +332,12 @@ def test_an_error_that_names_no_device_fails_only_its_hops(
     def unable(self: Daemon, *what: Any) -> HeldSegment:
         raise NonFiniteLossError("a gradient is not finite")
 
-    with daemons(1) as there:
+    with daemons(1) as running:
         monkeypatch.setattr(Daemon, "_hold", unable)
-        status, out, err = command("device", "check", inventory(tmp_path, there), "--json")
-    told = json.loads(out)
-    assert (status, told["devices"][0]["error"]) == (1, None)
-    assert ["not finite" in hop["error"] for hop in told["hops"]] == [True, True]
+        status, out, err = command("device", "check", inventory(tmp_path, running), "--json")
+    report = json.loads(out)
+    assert (status, report["devices"][0]["error"]) == (1, None)
+    assert ["not finite" in hop["error"] for hop in report["hops"]] == [True, True]
     assert err.count("error: ") == 2
 
 
@@ -347,15 +347,15 @@ def test_impossible_round_trip_times_are_errors_of_their_hops(
 ) -> None:
     trips = [[Trip(128, 0.1), Trip(256, 0.2)], [Trip(128, 0.1), Trip(256, seconds)]]
     monkeypatch.setattr(survey, "hop_trips", lambda *what: trips)
-    with daemons(1) as there:
-        status, out, _ = command("device", "check", inventory(tmp_path, there), "--json")
+    with daemons(1) as running:
+        status, out, _ = command("device", "check", inventory(tmp_path, running), "--json")
     assert status == 1
     assert [hop["error"] is None for hop in json.loads(out)["hops"]] == [True, False]
 
 
 def test_hops_are_timed_on_devices_with_little_memory(command: Command, tmp_path: Path) -> None:
-    with daemons(2, memory_bytes=1e6) as there:
-        file = inventory(tmp_path, there)
+    with daemons(2, memory_bytes=1e6) as running:
+        file = inventory(tmp_path, running)
         file.write_text(file.read_text().replace("memory_bytes: 1.0e9", "memory_bytes: 1.0e6"))
         status, out, err = command("device", "check", file, "--json")
     assert (status, err) == (0, "")

@@ -36,7 +36,7 @@ SegmentStage.forward = slow
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ([], "--credentials DIR is missing"),
         (["--insecure", "--log-format", "xml"], "--log-format xml: must be plain or json"),
@@ -53,12 +53,16 @@ SegmentStage.forward = slow
     ],
 )
 def test_bad_options_are_one_line_and_status_2(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     status, out, err = command("device", *options)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: ") and says in err
+    assert err.startswith("error: ") and message in err
 
 
 def test_lines_of_the_plain_log_begin_with_the_local_time(

@@ -44,11 +44,11 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pat
             time.sleep(0.03)
         return forward(stage, micro_batch, received)
 
-    with daemons(2) as there, patch.object(SegmentStage, "forward", slow):
+    with daemons(2) as running, patch.object(SegmentStage, "forward", slow):
         hardware = {"flops_per_s": 1e7, "d2d_rate_bps": 1e9}
         devices = [
             {"name": f"device-{k}", "address": each.address, **hardware}
-            for k, each in enumerate(there)
+            for k, each in enumerate(running)
         ]
         clusters = [{"name": "home", "devices": devices}]
         tree = {"batch_size": 64, "model": {"name": "transformer"}, "clusters": clusters}
@@ -101,7 +101,7 @@ def without_requests(file: Path, run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "told"),
+    ("change", "options", "message"),
     [
         (None, ["batch_size=8"], "another batch_size, pipeline.recompute, pipeline.wire_dtype;"),
         (None, ["model.dim=32"], "another model, pipeline.recompute,"),
@@ -118,7 +118,7 @@ def test_laws_of_a_run_that_does_not_match_are_a_one_line_error(
     tmp_path: Path,
     change: Callable[[Path, Path], None] | None,
     options: Sequence[str],
-    told: str,
+    message: str,
 ) -> None:
     (file := tmp_path / "boxes.yaml").write_text(learnt[0].read_text())
     run_dir = shutil.copytree(learnt[1], tmp_path / "run", symlinks=True)
@@ -127,4 +127,4 @@ def test_laws_of_a_run_that_does_not_match_are_a_one_line_error(
     how = *OPTIONS, *options, "--from", run_dir, "--write"
     status, out, err = command("device", "measure", file, *how)
     assert status and not step_file(file).exists()
-    assert told in err and err.count("\n") == 1 and not out
+    assert message in err and err.count("\n") == 1 and not out

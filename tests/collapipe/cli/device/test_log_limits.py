@@ -9,15 +9,15 @@ from collapipe.cli.device import log_limits
 from collapipe.cli.device.log_limits import JsonLines, LogLimits
 
 
-def record(said: str, *arguments: object, error: Exception | None = None) -> logging.LogRecord:
+def record(message: str, *arguments: object, error: Exception | None = None) -> logging.LogRecord:
     """A log record as a logger creates it."""
     raised = (type(error), error, None) if error else None
-    return logging.LogRecord("a", logging.INFO, "a.py", 1, said, arguments, raised)
+    return logging.LogRecord("a", logging.INFO, "a.py", 1, message, arguments, raised)
 
 
-@pytest.mark.parametrize("said", ["a\nready on 1.2.3.4", "\x1b[2J\r", "x" * 10**6, "\u2028\x00"])
-def test_a_record_is_one_short_printable_line(said: str) -> None:
-    for each in (record("%s", said), record("%s", "peer", error=ValueError(said))):
+@pytest.mark.parametrize("text", ["a\nready on 1.2.3.4", "\x1b[2J\r", "x" * 10**6, "\u2028\x00"])
+def test_a_record_is_one_short_printable_line(text: str) -> None:
+    for each in (record("%s", text), record("%s", "peer", error=ValueError(text))):
         assert LogLimits().filter(each)
         line = logging.Formatter("%(message)s").format(each)
         assert line.isprintable() and len(line) < 500

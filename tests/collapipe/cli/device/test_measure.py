@@ -40,14 +40,14 @@ class Boxes:
 
     def __init__(self, slowed: Sequence[float], lost_in: int | None = None) -> None:
         self.slowed, self.lost_in = slowed, lost_in
-        self.asked, self.runs = list[str](), list[list[str]]()
+        self.timed, self.runs = list[str](), list[list[str]]()
         self.ways = dict[tuple[str, str], Hop]()  # by their ends; the default is ``WAY``
 
     def chunk_seconds(
         self, device: DeviceAddress, dialer: object, trial: Trial, blocks: int
     ) -> list[list[float]]:
-        number = self.asked.count(device.name) // 2  # each pass times one and two blocks
-        self.asked.append(device.name)
+        number = self.timed.count(device.name) // 2  # each pass times one and two blocks
+        self.timed.append(device.name)
         if number == self.lost_in and device.name == "device-1":
             raise LinkError("device-1: lost")
         factor = self.slowed[number % len(self.slowed)]
@@ -99,7 +99,7 @@ def test_equal_devices_get_equal_laws_even_if_half_the_passes_are_slow(
         assert each.law is not None
         assert (each.law.u, each.law.v) == pytest.approx((U, V))
         assert each.compute_error == pytest.approx(0.0, abs=1e-6)
-    assert boxes.asked[:8] == ["device-0", "device-0", "device-1", "device-1"] * 2
+    assert boxes.timed[:8] == ["device-0", "device-0", "device-1", "device-1"] * 2
 
 
 def test_links_are_measured_separately_from_usual_hops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_slow_devices_get_the_fewest_passes(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(measure, "_MOST_S", 0.0)
     boxes = Boxes([1.0])
     assert all(each.law for each in measured(boxes, monkeypatch))
-    assert len(boxes.asked) == 2 * 2 * 3
+    assert len(boxes.timed) == 2 * 2 * 3
 
 
 def test_a_device_that_is_lost_in_a_later_pass_has_no_law(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,13 +189,13 @@ def test_a_device_that_is_lost_in_a_later_pass_has_no_law(monkeypatch: pytest.Mo
     first, second = measured(boxes, monkeypatch)
     assert first.law is not None
     assert (second.law, second.fault) == (None, "device-1: lost")
-    assert boxes.asked.count("device-1") == 3  # not timed again after the failure
+    assert boxes.timed.count("device-1") == 3  # not timed again after the failure
 
 
 def test_steps_need_options_and_write_and_start_without_old_measurements(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, asked = tmp_path / "boxes.yaml", list[tuple[object, ...]]()
+    file, calls = tmp_path / "boxes.yaml", list[tuple[object, ...]]()
     measured = list[None]()
     file.write_text(inventory(1))
 
@@ -203,14 +203,14 @@ def test_steps_need_options_and_write_and_start_without_old_measurements(
         return [Measured(("a", "device-0"), AffineLaw(U, V, 0.0, 0.0))]
 
     def steps(*given: object) -> tuple[dict[str, object], list[None]]:
-        asked.append((*given, step_file(file).exists()))
+        calls.append((*given, step_file(file).exists()))
         return {}, measured
 
     monkeypatch.setattr(Measuring, "laws", laws)
     monkeypatch.setattr(measure, "measured_steps", steps)
     for overrides, write in (([], True), (OPTIONS, False), (OPTIONS, True), (OPTIONS, True)):
         assert measure.measure_devices(file, overrides, repeats=1, write=write) == 0
-    assert asked == [(file, 1, OPTIONS, 8, False)] * 2
+    assert calls == [(file, 1, OPTIONS, 8, False)] * 2
     assert step_file(file).exists()
     assert measure.measure_devices(file, [], repeats=1, write=True) == 0
     assert not step_file(file).exists()

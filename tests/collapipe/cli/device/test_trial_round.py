@@ -23,8 +23,8 @@ TRIAL = Trial(SMALL, BlockCost(0.0, 0.0, 0.0, 0.0, 0.0), tokens=6, batch_size=16
 
 
 def test_a_device_times_its_chunks() -> None:
-    with daemons(1) as there:
-        seconds = chunk_seconds(neighbours(there)[0], INSECURE, TRIAL, 2)
+    with daemons(1) as running:
+        seconds = chunk_seconds(neighbours(running)[0], INSECURE, TRIAL, 2)
     assert list(map(len, seconds)) == [3, 3]
     assert min(map(min, seconds)) > 0
 
@@ -32,25 +32,25 @@ def test_a_device_times_its_chunks() -> None:
 def test_a_chunk_includes_the_rows_that_a_frozen_stem_appends(tmp_path: Path) -> None:
     """T5's blocks also pass on the table of positions."""
     stem = StemSpec(LoraSpec(spec_of(tmp_path, "t5", "decoder"), rank=3, first_block=2), 2)
-    with daemons(1) as there:
-        timed = chunk_seconds(neighbours(there)[0], INSECURE, replace(TRIAL, spec=stem), 1)
+    with daemons(1) as running:
+        timed = chunk_seconds(neighbours(running)[0], INSECURE, replace(TRIAL, spec=stem), 1)
     assert list(map(len, timed)) == [3, 3]
 
 
 def test_a_device_that_refuses_ends_the_timing_with_its_error() -> None:
     with (
-        daemons(1, memory_bytes=1e4) as there,
+        daemons(1, memory_bytes=1e4) as running,
         pytest.raises(LinkError, match=r"device-0.*--memory"),
     ):
-        chunk_seconds(neighbours(there)[0], INSECURE, TRIAL, 2)
+        chunk_seconds(neighbours(running)[0], INSECURE, TRIAL, 2)
 
 
 @pytest.mark.parametrize("secured", [False, True])
 def test_each_hop_is_timed_for_each_size(secured: bool, tmp_path: Path) -> None:
     folder = tmp_path / "own" if secured else None
-    with daemons(2, folder=folder) as there:
+    with daemons(2, folder=folder) as running:
         dialer = Dialer(load(folder / "control-unit")) if folder else INSECURE
-        found = hop_trips(neighbours(there), dialer, (1, 70_000), 2)
+        found = hop_trips(neighbours(running), dialer, (1, 70_000), 2)
     assert [[trip.num_bytes for trip in trips] for trips in found] == [[128, 69_632]] * 3
     assert all(trip.seconds > 0 for trips in found for trip in trips)
 
@@ -70,8 +70,8 @@ def test_a_slow_hop_does_not_lengthen_the_times_of_other_hops(
         send(stream, frame)
 
     monkeypatch.setattr(FrameStream, "send", slow)
-    with daemons(2) as there:
-        found = [trips[0].seconds for trips in hop_trips(neighbours(there), INSECURE, (1,), 3)]
+    with daemons(2) as running:
+        found = [trips[0].seconds for trips in hop_trips(neighbours(running), INSECURE, (1,), 3)]
     assert found[1] >= delay_s
     assert found[2] < delay_s
 
@@ -87,9 +87,9 @@ def test_a_slow_hop_is_timed_with_small_messages_only(monkeypatch: pytest.Monkey
     """The largest size would take much longer than the time limit."""
     _slow_gradients(monkeypatch, byte_s=1e-5)
     monkeypatch.setattr(trial_round, "_HOP_S", 2.5)
-    with daemons(1) as there:
+    with daemons(1) as running:
         began = time.monotonic()
-        found = hop_trips(neighbours(there), INSECURE, (1, 2**14, 2**22), 1)
+        found = hop_trips(neighbours(running), INSECURE, (1, 2**14, 2**22), 1)
     assert time.monotonic() - began < 10.0
     assert [[trip.num_bytes for trip in trips] for trips in found] == [[128, 2**14]] * 2
 
@@ -101,12 +101,12 @@ def test_timing_ends_at_the_time_limit_if_messages_are_not_returned(
     """Sizes that were timed before are returned; an empty result is an error."""
     _slow_gradients(monkeypatch, byte_s=1e-4, fixed_s=fixed_s)
     monkeypatch.setattr(trial_round, "_HOP_S", 1.0)
-    with daemons(1) as there:
+    with daemons(1) as running:
         if fixed_s:
             with pytest.raises(LinkError, match="2 s"):
-                hop_trips(neighbours(there), INSECURE, (1, 2**15), 1)
+                hop_trips(neighbours(running), INSECURE, (1, 2**15), 1)
         else:
-            found = hop_trips(neighbours(there), INSECURE, (1, 2**15), 1)
+            found = hop_trips(neighbours(running), INSECURE, (1, 2**15), 1)
             assert [len(trips) for trips in found] == [1, 1]
 
 

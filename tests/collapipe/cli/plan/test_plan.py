@@ -81,7 +81,7 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (NOT_YAML, ":2: "),
         (INVENTORY.replace("flops_per_s", "flop_per_s"), ":18: clusters[0].devices[1]."
@@ -138,14 +138,14 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
 )  # fmt: skip
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
 def test_bad_input_is_one_line_and_status_2(
-    command: Command, tmp_path: Path, text: str, says: str, options: list[str]
+    command: Command, tmp_path: Path, text: str, message: str, options: list[str]
 ) -> None:
     assert text not in (INVENTORY, JOINT)
     file = written(tmp_path, text)
     status, out, err = command(file, *options)
     assert status == 2, err
     assert err.startswith(f"error: {file}:")
-    assert says in err
+    assert message in err
     assert (out, err.count("\n")) == ("", 1)
     assert "Traceback" not in err
 
@@ -158,16 +158,16 @@ def test_the_error_for_too_little_energy_names_a_sufficient_amount(
     status, _, err = command(written(tmp_path, too_small))
     assert status == 2
     (enough,) = re.findall(r"[\d.]+(?= J;)", err)
-    told = json.loads(
+    printed = json.loads(
         command(
             written(tmp_path, JOINT.replace("energy_j: 10,", f"energy_j: {enough},")), "--json"
         )[1]
     )
-    assert told["round"]["units"][0]["power_w"] == pytest.approx(0.5, rel=1e-9)
+    assert printed["round"]["units"][0]["power_w"] == pytest.approx(0.5, rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--solver", "exakt"], "nearest: exact"),
         (["--solver", "pipedreem"], "nearest: pipedream"),
@@ -180,11 +180,11 @@ def test_the_error_for_too_little_energy_names_a_sufficient_amount(
     ],
 )
 def test_bad_options_are_one_line_and_status_2(
-    command: Command, tmp_path: Path, arguments: list[str], says: str
+    command: Command, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     status, out, err = command(written(tmp_path, INVENTORY), *arguments)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert says in err
+    assert message in err
 
 
 def test_a_missing_file_is_a_one_line_error(command: Command, tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_a_missing_file_is_a_one_line_error(command: Command, tmp_path: Path) ->
 
 
 def test_json_has_the_names_that_scripts_rely_on(answer: Callable[..., Any]) -> None:
-    told = answer(INVENTORY)
-    assert told.keys() == {"version", "clusters"}
-    (cluster,) = told["clusters"]
+    printed = answer(INVENTORY)
+    assert printed.keys() == {"version", "clusters"}
+    (cluster,) = printed["clusters"]
     assert cluster.keys() == {
         "name", "head", "num_segments", "num_micro_batches", "latency_s", "segments",
         "lower_bound_s", "gap", "solver", "solve_time_s", "front", "witness_s",
@@ -219,9 +219,9 @@ def test_json_has_the_names_that_scripts_rely_on(answer: Callable[..., Any]) -> 
 
 
 def test_the_json_of_a_joint_round_has_fixed_names_and_adds_up(answer: Callable[..., Any]) -> None:
-    told = answer(JOINT + "round: {drift_weight: 0.5, queues: [3]}\n")
-    assert told.keys() == {"version", "clusters", "round"}
-    joint = told["round"]
+    printed = answer(JOINT + "round: {drift_weight: 0.5, queues: [3]}\n")
+    assert printed.keys() == {"version", "clusters", "round"}
+    joint = printed["round"]
     assert joint.keys() == {
         "units", "idle", "makespan_s", "objective", "lower_bound", "gap", "solver",
         "solve_time_s", "gammas", "queues",
@@ -243,14 +243,14 @@ def test_the_json_of_a_joint_round_has_fixed_names_and_adds_up(answer: Callable[
 
 def test_a_round_may_choose_another_split_than_the_fastest(command: Command) -> None:
     file = ROOT / "docs/examples/joint-round.yaml"
-    told = json.loads(command(file, "--json")[1])
-    fastest = {cluster["name"]: cluster for cluster in told["clusters"]}
-    chosen = {unit["cluster"]: unit for unit in told["round"]["units"]}
+    printed = json.loads(command(file, "--json")[1])
+    fastest = {cluster["name"]: cluster for cluster in printed["clusters"]}
+    chosen = {unit["cluster"]: unit for unit in printed["round"]["units"]}
     garage = chosen["garage"]
     assert garage["num_segments"] == len(garage["segments"]) < fastest["garage"]["num_segments"]
     assert garage["pipeline_s"] > fastest["garage"]["latency_s"]
     assert len(fastest["garage"]["segments"]) == fastest["garage"]["num_segments"]
-    assert garage["total_s"] < told["round"]["makespan_s"]
+    assert garage["total_s"] < printed["round"]["makespan_s"]
     assert "chosen by the round; the fastest, S = 3, takes" in command(file)[1]
 
 
@@ -274,9 +274,9 @@ def test_clusters_without_a_channel_are_idle_and_the_reason_is_shown(
     second = cluster.replace("workshop", "garage")
     third = cluster.replace("workshop", "shed").replace("energy_j: 10,", "energy_j: 0.001,")
     text = JOINT.replace(cluster, cluster + second + third) + "round: {queues: [0, 9, 0]}\n"
-    told = json.loads(command(written(tmp_path, text), "--json")[1])["round"]
-    assert [unit["cluster"] for unit in told["units"]] == ["garage"]
-    assert told["idle"] == ["workshop", "shed"]
+    joint = json.loads(command(written(tmp_path, text), "--json")[1])["round"]
+    assert [unit["cluster"] for unit in joint["units"]] == ["garage"]
+    assert joint["idle"] == ["workshop", "shed"]
     _, out, _ = command(written(tmp_path, text))
     assert "workshop: the channels serve others better in this round" in out
     assert "shed: at any power its upload costs more than" in out
@@ -292,8 +292,8 @@ def test_a_proof_names_the_kind_of_plans_that_it_covers(command: Command, tmp_pa
 @pytest.mark.parametrize("name", sorted({*CLUSTER_SOLVERS} - {"exact", "shared"}))
 def test_only_the_exact_solver_proves_a_round(command: Command, tmp_path: Path, name: str) -> None:
     roomy = JOINT.replace("max_blocks: 6", "max_blocks: 12") + "round: {queues: [3]}\n"
-    told = json.loads(command(written(tmp_path, roomy), "--json", "--solver", name)[1])["round"]
-    assert (told["solver"], told["lower_bound"], told["gap"]) == (name, 0.0, 1.0)
+    joint = json.loads(command(written(tmp_path, roomy), "--json", "--solver", name)[1])["round"]
+    assert (joint["solver"], joint["lower_bound"], joint["gap"]) == (name, 0.0, 1.0)
     out = " ".join(command(written(tmp_path, roomy), "--solver", name)[1].split())
     assert "gap 0" not in out[out.index("round: ") :]
     assert (f"the best round with these splits, by {name}" in out) == (name != "paper")
@@ -364,13 +364,13 @@ def test_the_table_shows_memory_idle_times_and_the_cost_of_an_even_split(
 ) -> None:
     text = INVENTORY.replace("overlap", latency).replace("8.0e9", "1.0e9")
     text = text.replace("max_blocks: 6", limit)
-    told = json.loads(command(written(tmp_path, text), "--json")[1])["clusters"][0]
+    cluster = json.loads(command(written(tmp_path, text), "--json")[1])["clusters"][0]
     even = json.loads(command(written(tmp_path, text), "--json", "--solver", "gpipe")[1])
     status, out, err = command(written(tmp_path, text))
     assert (status, err) == (0, "")
-    factor = even["clusters"][0]["latency_s"] / told["latency_s"]
+    factor = even["clusters"][0]["latency_s"] / cluster["latency_s"]
     assert f"{factor:.2f} times as long" in out
-    held = {segment["device"]: segment["blocks"] for segment in told["segments"]}
+    held = {segment["device"]: segment["blocks"] for segment in cluster["segments"]}
     assert f"{held['pi-1']} of 6 blocks" in out
     assert f"{held['jetson'] * 0.12:.3g} of 1 GB" in out
     rows = re.findall(r"^(?:pi-1|jetson) .*?(\d+)% +(\d+)% +(\d+)% +(\d+)%$", out, re.MULTILINE)
@@ -423,8 +423,8 @@ def test_the_table_shows_whether_a_language_model_fits(command: Command, tmp_pat
     status, out, _ = ask(1.1 * cost.block_bytes, CAUSAL.replace("false", "auto"))
     assert status == 0
     assert re.search(r"recompute box-\d.*: forward is computed twice", out)
-    told = command(tmp_path / "inventory.yaml", "--json")[1]
-    assert '"recomputing": true' in told
+    printed = command(tmp_path / "inventory.yaml", "--json")[1]
+    assert '"recomputing": true' in printed
     fixed = CAUSAL.replace("false", "auto").replace(
         "tokens: 12", f"tokens: 12, block_bytes: {cost.block_bytes}"
     )
@@ -477,7 +477,7 @@ def test_an_even_split_is_not_compared_with_itself(command: Command, tmp_path: P
     assert "even split" not in command(written(tmp_path, INVENTORY), "--solver", "gpipe")[1]
 
 
-def test_the_table_of_a_single_device_says_which_hop_is_counted(
+def test_the_table_of_a_single_device_shows_which_hop_is_counted(
     command: Command, tmp_path: Path
 ) -> None:
     lone = re.sub("      - name: pi-1\n.*\n.*\n", "", INVENTORY)
@@ -645,15 +645,15 @@ def test_a_plan_crosses_the_slow_link_between_two_rooms_once(
 ) -> None:
     """The table shows the time of this hop."""
     file, chart = written(tmp_path, ROOMS), tmp_path / "plan.svg"
-    told = json.loads(command(file, "--json")[1])["clusters"][0]
-    order = [each["device"] for each in told["segments"]]
+    cluster = json.loads(command(file, "--json")[1])["clusters"][0]
+    order = [each["device"] for each in cluster["segments"]]
     assert [name.partition("-")[0] for name in order] in (
         ["desk"] * 2 + ["attic"] * 2,
         ["attic"] * 2 + ["desk"] * 2,
     )
-    assert told["gap"] == 0.0
+    assert cluster["gap"] == 0.0
     out = " ".join(command(file, "--plot", str(chart))[1].split())
-    hop_s = 2.0e6 * 16 / told["num_micro_batches"] / 2.0e7 + 0.01
+    hop_s = 2.0e6 * 16 / cluster["num_micro_batches"] / 2.0e7 + 0.01
     assert f"links 1 of 4 in use: {order[1]} to {order[2]}" in out
     assert f"{order[1]}, sending {seconds(hop_s)} per micro-batch" in out
     without = json.loads(command(written(tmp_path, ROOMS.partition("    links")[0]), "--json")[1])
@@ -664,10 +664,10 @@ def test_a_plan_crosses_the_slow_link_between_two_rooms_once(
 def test_a_shared_stage_has_rows_and_a_sync(command: Command, tmp_path: Path) -> None:
     """The fast device gets two thirds of the rows; JSON, table and chart show the shared stage."""
     file, chart = written(tmp_path, ADAPTERS), tmp_path / "plan.svg"
-    told = json.loads(command(file, "--json", "--solver", "shared")[1])["clusters"][0]
-    rows = {each["device"]: each["rows"] for each in told["segments"]}
+    cluster = json.loads(command(file, "--json", "--solver", "shared")[1])["clusters"][0]
+    rows = {each["device"]: each["rows"] for each in cluster["segments"]}
     assert rows == {"fast": 8, "slow": 4}
-    assert (told["num_segments"], told["gap"]) == (1, 0.0)
+    assert (cluster["num_segments"], cluster["gap"]) == (1, 0.0)
     out = " ".join(command(file, "--solver", "shared", "--plot", str(chart))[1].split())
     assert "0-3, 8 rows of 12" in out
     assert "no pipeline, with shared stages or without, is faster under this law (gap 0)" in out
@@ -755,7 +755,7 @@ def test_the_blocks_named_in_an_error_fit_into_the_devices_memory(
     text = "batch_size: 64\nmodel: {name: transformer, num_blocks: 12, tokens: 40}\n"
     text += f"clusters: [{{name: workshop, devices: [{', '.join(devices)}]}}]\n"
     status, _, err = command(written(tmp_path, text.replace("1e10,", "1e10, d2d_rate_bps: 1e8,")))
-    told = re.findall(r": (\d) by memory_bytes (\S+) \(at least ([\d.]+) MB a block\)", err)
-    assert (status, len(told)) == (2, 2), err
-    for held, memory, block in told:
+    limits = re.findall(r": (\d) by memory_bytes (\S+) \(at least ([\d.]+) MB a block\)", err)
+    assert (status, len(limits)) == (2, 2), err
+    for held, memory, block in limits:
         assert float(held) * float(block) * 1e6 <= float(memory)
