@@ -10,7 +10,6 @@ from itertools import islice
 import numpy as np
 import torch
 
-import collapipe
 from client_app.cluster_state import block_cost
 from client_app.copies import Sending, copied_bytes, copy_interval
 from client_app.measured_law import (
@@ -21,10 +20,17 @@ from client_app.measured_law import (
     updated,
     without_devices,
 )
+from collapipe import __version__
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.devices.kept_law import pack_law, unpack_law
-from collapipe.errors import ConfigError, InfeasibleRoundError, RoundFailedError, one_line
+from collapipe.errors import (
+    ConfigError,
+    InfeasibleRoundError,
+    LinkError,
+    RoundFailedError,
+    one_line,
+)
 from collapipe.formatting import counted, seconds
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
@@ -48,10 +54,10 @@ from optim.step import in_flight, step_s, works_of
 from optim.verified import is_possible, solve_verified
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.control_unit.action_times import StepTimes
-from pipeline.devices.control_unit.connection import Cluster
+from pipeline.devices.control_unit.connection import Cluster, ask_status
 from pipeline.devices.control_unit.replica import Replica, starting_with
 from pipeline.devices.control_unit.segments import RemoteSegments
-from pipeline.devices.messages import RoundDescription
+from pipeline.devices.messages import BRIEF, RoundDescription
 from pipeline.engine import Pipeline
 from pipeline.head import PipelineHead
 from pipeline.phase_timer import PhaseTimer
@@ -109,12 +115,11 @@ class Devices:
     def present(
         self, profiles: Collection[DeviceProfile], alive: Collection[str] = ()
     ) -> tuple[DeviceProfile, ...]:
-        """Return the devices with their measured speeds. Devices that do not answer can hold no
-        block; devices that are ``alive`` are not contacted."""
+        """Return the devices with their measured speeds. Devices that do not answer, or have
+        another version, can hold no block; devices that are ``alive`` are not contacted."""
         names = [each.name for each in profiles if each.name not in alive]
-        addresses = [self.roster[name].address for name in names]
         with ThreadPoolExecutor(max(1, len(names))) as pool:
-            faults = dict(zip(names, pool.map(self._dialer.fault, names, addresses), strict=True))
+            faults = dict(zip(names, pool.map(self._fault, names), strict=True))
         before, self.absent = self.absent, {name: why for name, why in faults.items() if why}
         new = (f"planned without {n}: {w}" for n, w in self.absent.items() if n not in before)
         self.news += [*new, *(f"{n} answers again" for n in before if n not in self.absent)]
@@ -125,6 +130,15 @@ class Devices:
             replace(each, max_blocks=most[each.name]) if each.name in most else each
             for each in self.known(profiles)
         )
+
+    def _fault(self, name: str) -> str | None:
+        """Return why a device cannot work for this unit; None if it can."""
+        if fault := self._dialer.fault(name, self.roster[name].address):
+            return fault
+        try:
+            return ask_status(self._dialer, self.roster[name], BRIEF).misfit(name, __version__)
+        except LinkError as error:
+            return str(error)
 
     def learn(
         self,
@@ -248,7 +262,7 @@ class DevicePipeline:
             needed_bytes=needed,
         )
         common = RoundDescription(
-            version=collapipe.__version__,
+            version=__version__,
             unit=request.plan.unit,
             round=request.round,
             seed=settings.seed,

@@ -26,7 +26,8 @@ T = TypeVar("T")
 SERVICE = "collapipe.Device"
 CONTROL = f"/{SERVICE}/Control"  # a control unit's stream: segments, one after another
 HOP = f"/{SERVICE}/Pass"  # a neighbour's stream: activations and gradients
-STATUS = f"/{SERVICE}/Status"  # a request: nothing → DeviceStatus
+STATUS = f"/{SERVICE}/Status"  # a request: nothing, or BRIEF → DeviceStatus
+BRIEF = b"brief"  # asks for no speed, which takes time to measure
 SESSION, NEIGHBOUR = "collapipe-session", "collapipe-neighbour"  # metadata of HOP
 BEFORE, SHARE, BEHIND = "before", "share", "behind"  # a neighbour's stage, from this device's one
 
@@ -220,8 +221,9 @@ class Trouble:
 class DeviceStatus:
     """A device's current status.
 
-    ``flops_per_s`` is the measured speed of matrix products; None while the device is busy for a
-    control unit. ``unit`` and ``span`` say whose blocks it trains; None if it has no segment.
+    ``flops_per_s`` is the measured speed of matrix products; None for a ``BRIEF`` status and while
+    the device is busy for a control unit. ``unit`` and ``span`` say whose blocks it trains; None
+    if it has no segment.
     """
 
     name: str
@@ -236,6 +238,14 @@ class DeviceStatus:
     busy: bool
     unit: int | None
     span: Span | None
+
+    def misfit(self, name: str, version: str) -> str | None:
+        """Return why this is not the status of the device ``name`` with this version, or None."""
+        if self.name != name:
+            return f"its address belongs to {self.name}; correct name or address in the file"
+        if self.version != version:
+            return f"has CollaPipe {self.version}, here is {version}; install the same version"
+        return None
 
 
 def neighbour_name(side: str, place: int) -> str:

@@ -3,7 +3,7 @@ continues."""
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from types import SimpleNamespace
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device_cluster import plan_of
+from device_cluster import daemons, device_name, plan_of
 from step_laws import law_of, taking
 
 from client_app.devices import DevicePipeline, Devices
+from collapipe import __version__
 from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import RoundFailedError, WireError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
@@ -26,13 +27,15 @@ from collapipe.wire.channels import DeviceAddress
 from optim.problem import ClusterProblem
 from optim.step import in_flight
 from pipeline.devices.control_unit.action_times import StepTimes
+from pipeline.devices.control_unit.connection import ask_status
+from pipeline.devices.messages import BRIEF
 from tests.optim.sharing.oracle import fits, fits_alone, times
 from tests.thorough import cases
 
 
-def devices(profile: bool | None = None) -> Devices:
-    """Return two devices that no process has contacted yet."""
-    roster = [DeviceAddress(name, f"{name}.home:7700") for name in ("jetson", "pi")]
+def devices(profile: bool | None = None, running: Sequence[DeviceAddress] = ()) -> Devices:
+    """Return two devices that no process has contacted yet, or these ``running`` ones."""
+    roster = running or [DeviceAddress(name, f"{name}.home:7700") for name in ("jetson", "pi")]
     cluster: Any = SimpleNamespace(roster=lambda unit: roster, credentials=None)
     pipeline = SimpleNamespace(profile=profile, relay=False)
     settings: Any = SimpleNamespace(pipeline=pipeline, batch_size=8)
@@ -88,6 +91,20 @@ def test_another_process_plans_like_the_previous_one() -> None:
     assert times == [pytest.approx(astuple(each.time)) for each in expected]
     second.recall({}, lambda: None)
     assert second.law is None and second.known([described]) == (described,)
+
+
+def test_a_device_with_another_version_holds_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    with daemons(1) as (daemon,):
+        device = DeviceAddress(device_name(0), daemon.address)
+        own, described = devices(running=[device]), [*taking({device.name: 1.0}).values()]
+        assert own.present(described)[0].max_blocks is None
+        assert ask_status(own._dialer, device, BRIEF).flops_per_s is None
+        monkeypatch.setattr("client_app.devices.__version__", "9.9.9")
+        assert own.present(described)[0].max_blocks == 0
+    assert own.news == [
+        f"planned without {device.name}: has CollaPipe {__version__}, here is 9.9.9; install "
+        "the same version"
+    ]
 
 
 def test_a_machine_keeps_its_label_in_another_process() -> None:

@@ -157,21 +157,12 @@ def _asked(cluster: str, device: DeviceSection, dialer: Dialer) -> SurveyedDevic
     if device.address is not None:
         try:
             status = ask_status(dialer, DeviceAddress(device.name, device.address))
-            error = _misfit(device, status)
+            error = status.misfit(device.name, __version__)
         except ConfigError as cause:  # its text does not name the device
             error = str(cause)
         except CollaPipeError as cause:  # its text names the device
             return SurveyedDevice(cluster, device, None, str(cause))
     return SurveyedDevice(cluster, device, status, error and f"{device.name}: {error}")
-
-
-def _misfit(device: DeviceSection, status: DeviceStatus) -> str | None:
-    """Return why the device at the address is another one or has another version, else None."""
-    if status.name != device.name:
-        return f"its address belongs to {status.name}; correct name or address in the file"
-    if status.version != __version__:
-        return f"has CollaPipe {status.version}, here is {__version__}; install the same version"
-    return None
 
 
 def check(file: Path, as_json: bool) -> int:

@@ -64,12 +64,15 @@ class Cluster:
     busy_s: float | None = None
 
 
-def ask_status(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:
-    """Ask for the status of ``device``. Raises ``LinkError`` if it cannot be reached, does not
-    answer within the dialer's timeout, or sends an invalid answer."""
+def ask_status(dialer: Dialer, device: DeviceAddress, request: bytes = b"") -> DeviceStatus:
+    """Ask for the status of ``device``; the ``request`` may be ``BRIEF``.
+
+    Raises ``LinkError`` if the device cannot be reached, does not answer within the dialer's
+    timeout, or sends an invalid answer.
+    """
     with dialer.channel(device.name, device.address) as channel:
         try:
-            answer = channel.unary_unary(STATUS)(b"", timeout=dialer.timeout_s)
+            answer = channel.unary_unary(STATUS)(request, timeout=dialer.timeout_s)
             return from_json(DeviceStatus, answer)
         except grpc.RpcError as error:
             why = f"{reason(error)}{dialer.hint}"

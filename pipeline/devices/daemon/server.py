@@ -26,6 +26,7 @@ from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.messages import (
+    BRIEF,
     CONTROL,
     FRAME_SHARE,
     HOP,
@@ -183,7 +184,7 @@ class Daemon:
             threads=torch.get_num_threads(),
             memory_bytes=own.memory_bytes,
             free_bytes=float(free),
-            flops_per_s=_flops_per_s(device) if session is None else None,
+            flops_per_s=_flops_per_s(device) if session is None and request != BRIEF else None,
             expires=self._credentials.expires if self._credentials else None,
             busy=session is not None,
             unit=held.unit if held else None,
