@@ -56,7 +56,7 @@ class OwnerAccount:
     limit: float
     delta: float
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return a line for the owner with ε so far and the limit. Raises as ``spent``."""
         spent = self.spent()
         return (

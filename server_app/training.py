@@ -22,7 +22,7 @@ from collapipe.process.streams import lasting_output
 from collapipe.process.torch_device import use_threads
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import base_of, begin, read_tokenizer, trained_form
-from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
+from collapipe.runs.rows import load_server_rows, make_tokenizer, sends_words
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, RunCheckpoints
 from server_app.checkpoints.resumption import (
@@ -127,7 +127,7 @@ def _warn(settings: Settings) -> None:
             "adapter=lora: the frozen weights are random; start with pretrained ones by "
             "model=huggingface model.name=FOLDER_OR_HUB_ID model.pretrained=true"
         )
-    if settings.privacy.noise_multiplier and tells_words(settings):
+    if settings.privacy.noise_multiplier and sends_words(settings):
         _log.warning(
             "privacy: the tokeniser in model/ is made of the units' words, which no noise "
             "protects; set data.tokenizer=bytes, a folder or a hub's id"

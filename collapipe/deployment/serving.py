@@ -102,16 +102,16 @@ class _Nodes:
 
     def settle(self, units: Mapping[str, Bundle]) -> None:
         """Register these units, unregister all others, and print the changes."""
-        new, gone = units.keys() - self._known.keys(), self._known.keys() - units.keys()
+        new, revoked = units.keys() - self._known.keys(), self._known.keys() - units.keys()
         for key in new:
             self._known[key] = self._register(units[key])
-        for key in gone:
+        for key in revoked:
             ask(self._folder, "unregister-node", {"node_id": self._known.pop(key)})
-        if new or gone or not self._file.exists():
+        if new or revoked or not self._file.exists():
             files.replace(self._file, json.dumps(self._known).encode())
         for name in sorted(units[key].member.name for key in new):
             print(f"unit {name} admitted", flush=True)
-        for name in sorted(self._units[key].member.name for key in gone):
+        for name in sorted(self._units[key].member.name for key in revoked):
             print(f"unit {name} revoked", flush=True)
         self._units = units
 

@@ -250,7 +250,7 @@ def _slowest(planned: PlannedCluster) -> str:
         what = "computing" if slowest.compute_s >= slowest.hop_s else "sending"
     found = pace(slowest), f"{problem.devices[slowest.device].name}, {what}"
     if planned.uplink == "streamed":
-        found = max([found, *((each.each_s, each.name) for each in planned.behind)])
+        found = max([found, *((each.each_s, each.name) for each in planned.later_stages)])
     return f"{found[1]} {seconds(found[0])} per micro-batch"
 
 
@@ -270,9 +270,9 @@ def _sync(planned: PlannedCluster, segments: tuple[SegmentTimes, ...]) -> str:
     """Return how long shared stages add their gradients, or why no stage can be shared."""
     stages = {each.span: each.sync[1] for each in segments if each.rows is not None}
     if not stages:
-        asked = planned.chosen.solution.certificate.solver == SHARED
+        requested = planned.chosen.solution.certificate.solver == SHARED
         missing = all(each.sharing is None for each in planned.problem.devices)
-        return _NO_SHARING if asked and missing else ""
+        return _NO_SHARING if requested and missing else ""
     return (
         f"{seconds(sum(stages.values()))} after a batch, in which devices that share a stage add "
         "their gradients"

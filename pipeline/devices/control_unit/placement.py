@@ -251,7 +251,7 @@ class Placement:
             self.awake_s += passed
             return
         for connection in self.connections.values():
-            connection.control.heard = now
+            connection.control.last_received_s = now
 
     def _look_for_trouble(self) -> None:
         for connection in self.members:
