@@ -137,9 +137,9 @@ def _devices(run: reading.Run, last: RoundReport) -> list[Line]:
         for unit, devices in last.devices.items()
         for each in devices
     ]
-    happened = ((unit, event) for unit, events in last.events.items() for event in events)
+    reported = ((unit, event) for unit, events in last.events.items() for event in events)
     return lines + [
-        ("event", f"{run.called(unit)}: {printable(event)}") for unit, event in happened
+        ("event", f"{run.called(unit)}: {printable(event)}") for unit, event in reported
     ]
 
 

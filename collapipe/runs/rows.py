@@ -71,8 +71,8 @@ def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None
             if not _is_owners(settings):
                 raise
             return None
-        mine = rows if _is_owners(settings) else _held_out_part(settings, rows, unit)
-        return mine if len(mine) else None
+        own = rows if _is_owners(settings) else _held_out_part(settings, rows, unit)
+        return own if len(own) else None
 
 
 def check_source(settings: Settings) -> None:
@@ -89,13 +89,13 @@ def load_shard(settings: Settings, unit: int) -> Dataset:
         if _is_owners(settings):
             return _train(settings)
         partitioner, units = _partitioner(settings), settings.federation.num_units
-        mine = shard(partitioner, unit)
+        own = shard(partitioner, unit)
         if partitioner.num_partitions != units:
             raise ConfigError(
                 f"data.partitioner makes {partitioner.num_partitions} shards, federation.num_units="
                 f"{units}; both must be the same, or rows stay unused"
             )
-        return mine
+        return own
 
 
 def load_shards(settings: Settings) -> list[Dataset]:
@@ -215,8 +215,8 @@ def _held_out_part(settings: Settings, rows: Dataset, unit: int) -> Dataset:
 
     if isinstance(partitioner, NaturalIdPartitioner):
         by = chosen["partition_by"]
-        mine = set(load_shard(settings, unit)[by])
-        return rows.select([row for row, value in enumerate(rows[by]) if value in mine])
+        own = set(load_shard(settings, unit)[by])
+        return rows.select([row for row, value in enumerate(rows[by]) if value in own])
     partitioner.dataset = rows
     return part(partitioner, unit)
 

@@ -77,12 +77,12 @@ class CheckedShares:
             others[holder].add(owner)
             others[owner].add(holder)
         for most in itertools.count():
-            liars = {u for u, each in others.items() if u in each or len(each) > most}
-            left = {(min(pair), max(pair)) for pair in self.wrong if not liars & {*pair}}
-            if len(liars) + len(left) <= most:
+            suspects = {u for u, each in others.items() if u in each or len(each) > most}
+            left = {(min(pair), max(pair)) for pair in self.wrong if not suspects & {*pair}}
+            if len(suspects) + len(left) <= most:
                 break
         pairs = [f"{called(one)} or {called(other)}" for one, other in sorted(left)]
-        return [*map(called, sorted(liars)), *pairs]
+        return [*map(called, sorted(suspects)), *pairs]
 
 
 def checked(
@@ -134,10 +134,10 @@ def unmask(
 def _secret(session: Session, unit: int, shares: CheckedShares, called: Called) -> bytes:
     found, need = shares.fitting[unit], session.units_needed
     if len(found) < need:
-        liars = ", ".join(shares.suspects(called)) or "none"
+        suspects = ", ".join(shares.suspects(called)) or "none"
         raise RoundFailedError(
             f"{len(found)} shares of the mask of {called(unit)} are usable, {need} are needed; "
-            f"wrong shares came from: {liars}"
+            f"wrong shares came from: {suspects}"
         )
     try:
         return combine({each: found[each] for each in sorted(found)[:need]})

@@ -117,10 +117,10 @@ class UnitWithShares:
         """
         unit, session, shares = self.unit, Session(self.roster, self.threshold), request.sealed
         _check_round(self.before.round, round_)
-        strangers = shares.keys() - session.others(unit)
-        if strangers or len(shares) + 1 < session.units_needed:
+        unknown = shares.keys() - session.others(unit)
+        if unknown or len(shares) + 1 < session.units_needed:
             raise WireError(
-                f"shares of {len(shares)} units, {len(strangers)} of them not in the roster; "
+                f"shares of {len(shares)} units, {len(unknown)} of them not in the roster; "
                 f"expected shares of {session.units_needed - 1} other units or more"
             )
         own, keys, digest_ = self.before, session.keys, session.digest

@@ -130,7 +130,7 @@ class FrameStream:
         arrive, so this is 0."""
         return 0.0 if self._full else time.monotonic() - self.last_received_s
 
-    def brings_but(self, *kinds: FrameKind) -> bool:
+    def has_other(self, *kinds: FrameKind) -> bool:
         """Whether a frame of any other kind waits to be received."""
         return any(frame.kind not in kinds for frame, _ in tuple(self._incoming))
 

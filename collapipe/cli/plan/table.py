@@ -362,7 +362,7 @@ def _show_round(console: Console, plan: InventoryPlan, joint: JointRound) -> Non
     lines = [
         ("the round", f"{seconds(joint.makespan_s)}, until its slowest cluster is done"),
         ("objective", f"{certificate.objective:.6g}; {_round_certainty(plan.solver, joint)}"),
-        *(("idle", line) for line in _idlers(plan, joint)),
+        *(("idle", line) for line in _idle_lines(plan, joint)),
     ]
     print_lines(console, lines)
 
@@ -388,7 +388,7 @@ def _round_row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[s
     return (planned.cluster.name, *sending, f"{joint.gammas[unit]:.3g}", queue)
 
 
-def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
+def _idle_lines(plan: InventoryPlan, joint: JointRound) -> list[str]:
     """Return the idle clusters, and whether their energy would have allowed an upload."""
     problem, options = joint.problem, joint.problem.options
     pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)

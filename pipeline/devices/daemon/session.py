@@ -317,7 +317,7 @@ class Session:
     def _given_up(self) -> bool:
         """Whether the control unit has left, or sent a command that needs no step before it."""
         others = FrameKind.BEGIN, FrameKind.STATE, FrameKind.PART
-        return self.control.over or self.control.brings_but(*others)
+        return self.control.over or self.control.has_other(*others)
 
     def _take_parts(self) -> None:
         """Add the parts that arrive while a step is under way."""
@@ -388,7 +388,7 @@ class Session:
     def _check_commands(self) -> None:
         """Raise ``Interrupted`` if the daemon leaves, or a control frame other than a part
         waits."""
-        if self.leaving.is_set() or self.control.over or self.control.brings_but(FrameKind.PART):
+        if self.leaving.is_set() or self.control.over or self.control.has_other(FrameKind.PART):
             raise Interrupted
 
     def _wait(self, condition: Callable[[], bool], interruptible: bool = True) -> None:
