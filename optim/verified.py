@@ -257,8 +257,8 @@ def _by_hops(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Iterat
     hop."""
     size, devices = problem.batch_size / m, problem.devices
 
-    def hop_s(stage: Stage, behind: Stage) -> float:
-        names = [devices[k].name for k in behind.devices]
+    def hop_s(stage: Stage, following: Stage) -> float:
+        names = [devices[k].name for k in following.devices]
         return max(devices[k].time_to(names).hop(size) for k in stage.devices)
 
     hops = {(a, b): hop_s(a, b) for a in stages for b in stages}
