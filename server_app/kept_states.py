@@ -52,13 +52,13 @@ def restore(units: Units, kept: Mapping[int, Kept]) -> dict[int, Failure]:
     each state from disk on access, also in later rounds. Raises ``RoundFailedError`` if every
     unit fails.
     """
-    units.saved, units.owed = kept, kept.keys() | units.nodes.keys()
+    units.saved, units.unrestored = kept, kept.keys() | units.nodes.keys()
     failures = dict[int, Failure]()
     for unit, answer in _ask_in_turn(units, sorted(units.nodes), units.restoring):
         if isinstance(answer, Failure):
             failures[unit] = answer
         else:
-            units.owed.remove(unit)
+            units.unrestored.remove(unit)
     if len(failures) == len(units.nodes):
         of_nodes = {units.nodes[unit]: failure for unit, failure in failures.items()}
         raise RoundFailedError(f"no unit could be restored: {causes(units.places, of_nodes)}")

@@ -85,9 +85,9 @@ def shared_partition(
 def _of_some(problem: ClusterProblem, max_nodes: float) -> list[Partition]:
     """Return plans with shared stages of those devices that can hold most rows, as many as can be
     searched; none if they cannot hold the model."""
-    everybody = range(len(problem.devices))
-    order = sorted(everybody, key=lambda k: -row_caps(problem, problem.devices[k])[0].sum())
-    for count in reversed(everybody):
+    all_devices = range(len(problem.devices))
+    order = sorted(all_devices, key=lambda k: -row_caps(problem, problem.devices[k])[0].sum())
+    for count in reversed(all_devices):
         used = sorted(order[:count])
         few = replace(problem, devices=tuple(problem.devices[k] for k in used))
         if num_pairs(tuple(map(len, kinds_of(few.devices)))) <= MOST_PAIRS:
@@ -96,7 +96,7 @@ def _of_some(problem: ClusterProblem, max_nodes: float) -> list[Partition]:
         front = shared_partition(few, max_nodes=max_nodes).front
     except InfeasibleRoundError:
         return []
-    return [point.among(used, len(everybody)) for point in front]
+    return [point.among(used, len(all_devices)) for point in front]
 
 
 def placed_partition(
@@ -425,10 +425,10 @@ class _Search:
     def one_stage_of_all(self) -> float:
         """Offer one stage on all devices, and return the bound of everything else."""
         problem, open_s = self._problem, math.inf
-        everybody, once = range(len(problem.devices)), self._bounds.once
+        all_devices, once = range(len(problem.devices)), self._bounds.once
         for row in self._promising(once):
             if self._improves(row, once[row], self._bounds.pace[row], None):
-                stage = self._stage(everybody, problem.num_blocks, row + 1, 1)
+                stage = self._stage(all_devices, problem.num_blocks, row + 1, 1)
                 self.offer([decided(problem, [stage], row + 1)] if stage.rows else [])
         for once in (self._bounds.once, self._bounds.several):
             for row in self._promising(once):

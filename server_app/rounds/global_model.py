@@ -99,9 +99,9 @@ class GlobalModel:
 
 
 def _check_finite(model: Tensors, whose: str) -> None:
-    if (odd := not_finite(model)) is not None:
+    if (weight := not_finite(model)) is not None:
         raise NonFiniteLossError(
-            f"{whose} {odd} is NaN or infinite after the aggregation; "
+            f"{whose} {weight} is NaN or infinite after the aggregation; "
             "lower optimizer.lr or server_optimizer.lr"
         )
 

@@ -270,11 +270,11 @@ class CollaPipeStrategy:
         """Ask excluded units and new nodes for their clusters. Returns the units that answered
         after the state that has them."""
         known = {*self._units.nodes}
-        told, silent = self._units.ask_again(round_, state.roster)
-        roster = state.roster.called(round_, silent, self._scheduler.checked(told))
+        reported, silent = self._units.ask_again(round_, state.roster)
+        roster = state.roster.called(round_, silent, self._scheduler.checked(reported))
         return replace(state, roster=roster), tuple(
             Arrival(each, unit not in known)
-            for unit, each in told.items()
+            for unit, each in reported.items()
             if isinstance(each, ClusterState)
         )
 
@@ -378,9 +378,9 @@ class CollaPipeStrategy:
 def _check_form(model: Tensors, own: Tensors, dtype: torch.dtype) -> None:
     """Raise ``ConfigError`` unless arrays have the names and shapes of the run's ``own`` model, and
     the ``dtype``; narrow weights may have any floating-point dtype."""
-    if odd := sorted(model.keys() ^ own.keys()):
-        fault = "is no weight of the run's model" if odd[0] in model else "is missing"
-        raise ConfigError(f"initial arrays: {odd[0]!r} {fault}; begin with initial_arrays()")
+    if mismatched := sorted(model.keys() ^ own.keys()):
+        fault = "is no weight of the run's model" if mismatched[0] in model else "is missing"
+        raise ConfigError(f"initial arrays: {mismatched[0]!r} {fault}; begin with initial_arrays()")
     for name, each in model.items():
         like = own[name]
         wanted = dtype if like.dtype == torch.float32 else like.dtype
