@@ -12,7 +12,7 @@ from server_app.exclusions import causes
 from server_app.places import Places
 from server_app.questions import Asked, Question, groups_of
 from server_app.roster import NOT_ASKED, Roster
-from server_app.units import RESTS, Kept, Units
+from server_app.units import SUSPENDED, Kept, Units
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def gather(
 
     there = units.nodes.keys() - roster.excluded.keys() - roster.absent
     asked = units.at_checkpoints.due(there)
-    _warn(units.places, _BY_THE_LAST, dict.fromkeys(sorted(there - asked), RESTS))
+    _warn(units.places, _BY_THE_LAST, dict.fromkeys(sorted(there - asked), SUSPENDED))
     order = sorted(asked, key=lambda unit: (len(roster.missed.get(unit, ())), unit))
     for unit, answer in _ask_in_turn(units, order, asking):
         units.at_checkpoints.note(unit, answer)

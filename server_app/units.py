@@ -32,7 +32,7 @@ from server_app.roster import ABSENT, NOT_ASKED, SILENT, Pause, Reported, Roster
 Kept = dict[str, Tensors]  # the state that a unit keeps between rounds: group → tensors
 T = TypeVar("T")
 _AGAIN_S = 60.0  # timeout of a new node or an excluded unit
-RESTS = Failure(NOT_ASKED, "did not answer the last time it was asked")
+SUSPENDED = Failure(NOT_ASKED, "did not answer the last time it was asked")
 _MISSED = Failure(NOT_ASKED, "missed the last round")
 
 
@@ -168,7 +168,7 @@ class Units:
         answers = self.ask({u: (question, each) for u, each in contents.items() if u in asked})
         for unit, answer in answers.items():
             self._at_evaluations.note(unit, answer)
-        others = {unit: RESTS if unit in there else _MISSED for unit in contents.keys() - asked}
+        others = {unit: SUSPENDED if unit in there else _MISSED for unit in contents.keys() - asked}
         return {**others, **answers}
 
     def ask(

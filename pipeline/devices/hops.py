@@ -236,7 +236,7 @@ class TimedPorts:
 
     def __post_init__(self) -> None:
         for number, stream in enumerate(self.streams):
-            stream.on_sent = partial(self._has_left, number)
+            stream.on_sent = partial(self._record_sent, number)
 
     def holds(self, action: Action) -> bool:
         return self.ports.holds(action)
@@ -279,7 +279,7 @@ class TimedPorts:
         ]
         return torch.tensor(rows, dtype=torch.float64)
 
-    def _has_left(self, number: int, frame: Frame) -> None:
+    def _record_sent(self, number: int, frame: Frame) -> None:
         self._sent[frame.kind, frame.micro_batch, number] = time.monotonic()
         if self._ending:  # else nobody waits for it
             self.arrived.set()

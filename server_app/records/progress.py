@@ -145,8 +145,8 @@ def evaluation_lines(units: UnitsEvaluation, called: Called) -> Iterator[str]:
         yield "no evaluation on units: no unit sent results"
     else:
         held = [rows for rows in units.rows.values() if rows]
-        whose = f"on {counted(sum(held), 'row')} of {counted(len(held), 'unit')}"
-        yield f"evaluation loss {units.loss:.4f}  {shown(units.metric)}  {whose}"
+        counts = f"on {counted(sum(held), 'row')} of {counted(len(held), 'unit')}"
+        yield f"evaluation loss {units.loss:.4f}  {shown(units.metric)}  {counts}"
     for unit, rows in units.rows.items():
         if not rows:
             yield f"{called(unit)} has no rows to evaluate on"

@@ -45,7 +45,7 @@ from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.kept import check_kept, most_kept
 from server_app.rounds.results import Arrival, Phases, RoundResult, RunState, Store, TrainingState
 from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState, Trained
-from server_app.rounds.screening import BELIEVED, UpdateScreen
+from server_app.rounds.screening import DEFAULT_FACTOR, UpdateScreen
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Kept, Units
 
@@ -356,7 +356,7 @@ class CollaPipeStrategy:
             train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
         if aggregated.moved is not None:
             last = state.observation
-            factor = self._settings.federation.max_update_norm or BELIEVED
+            factor = self._settings.federation.max_update_norm or DEFAULT_FACTOR
             observation = observed(reports, losses, shares, aggregated.moved, factor, last)
         trained = Trained(losses, reports, observation, kept_bytes)
         if aggregated.skipped is not None:

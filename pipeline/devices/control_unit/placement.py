@@ -105,7 +105,7 @@ class Placement:
         """Streams to the first segment's input and the last one's output."""
         self.hung_s = self.cluster.hung_s(self.plan)
         self._state_parts = list[tuple[DeviceConnection, Callable[[], Frame]]]()  # sent later
-        self._looked_s, self.awake_s = time.monotonic(), 0.0
+        self._checked_s, self.awake_s = time.monotonic(), 0.0
 
     @property
     def names(self) -> list[str]:
@@ -117,7 +117,7 @@ class Placement:
 
     def followed_by(self, plan: ClusterPlan, cluster: Cluster) -> "Placement":
         """Return a placement of another plan with the same connections, in the next epoch."""
-        self.hang_up()
+        self.close_hops()
         for connection in self.connections.values():
             connection.control.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
@@ -198,7 +198,7 @@ class Placement:
         for side, place in (self.front, BEHIND), (self.back, BEFORE):
             check_read({neighbour_name(place, k): each for k, each in side.streams.items()})
 
-    def hang_up(self) -> None:
+    def close_hops(self) -> None:
         """End the streams between stages."""
         while self.hops:
             self.hops.pop().close()
@@ -246,7 +246,7 @@ class Placement:
         """Add the time since the last check to ``awake_s``, unless this process was paused: then no
         device was silent."""
         now = time.monotonic()
-        passed, self._looked_s = now - self._looked_s, now
+        passed, self._checked_s = now - self._checked_s, now
         if passed <= _STOPPED_S:
             self.awake_s += passed
             return

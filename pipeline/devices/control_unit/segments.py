@@ -88,7 +88,7 @@ class RemoteSegments:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._placed.hang_up()
+        self._placed.close_hops()
         for connection in self._placed.connections.values():
             connection.close()
         self._replica.close()
