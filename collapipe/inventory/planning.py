@@ -25,7 +25,7 @@ from optim.sharing.law import in_order, stages_of
 from optim.sharing.modes import held_in_order
 from optim.solvers import cluster_solver, round_solver
 from optim.step import DEFAULT, in_flight
-from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
+from optim.timeline import SegmentTimes, StageTimes, stages_after_encoder, timeline
 from optim.verified import solve_verified, witnessed
 from optim.verify import verify_round
 
@@ -97,9 +97,9 @@ class PlannedCluster:
         """The busy times of the stages after the encoder, for a cluster in a round."""
         sent_s, partition = self.activation_s, self.partition
         if self.uplink != "after" or not sent_s:
-            return stages_behind(self.problem, partition, sent_s)
+            return stages_after_encoder(self.problem, partition, sent_s)
         waits = StageTimes("uplink", sent_s, (partition.latency_s,))
-        return waits, *stages_behind(self.problem, partition, 0.0)
+        return waits, *stages_after_encoder(self.problem, partition, 0.0)
 
     @property
     def total_s(self) -> float:

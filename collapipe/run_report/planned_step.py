@@ -16,7 +16,7 @@ from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
 from optim.sharing.law import partition_of_plan
 from optim.simulated_plan import law_for, simulates, works_in
 from optim.step import play
-from optim.timeline import stages_behind, timeline
+from optim.timeline import stages_after_encoder, timeline
 from pipeline.schedule import BACKWARD
 
 
@@ -69,7 +69,7 @@ def planned_step(run: Run, request: RoundRequest, cluster: ClusterPlan) -> Stage
     }
     if cluster.uplink and state.uplink and run.option("strategy.uplink") != "after":
         sent_s = state.uplink.activation_share * cluster.uplink.upload_s / request.local_steps
-        behind = stages_behind(problem, partition, sent_s)
+        behind = stages_after_encoder(problem, partition, sent_s)
         stages |= {each.name: _series(each.starts, each.each_s) for each in behind}
     return stages
 

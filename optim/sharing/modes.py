@@ -22,8 +22,8 @@ _MOST_IN_SETS = 12  # devices of which all sets are compared
 def either_caps(problem: ClusterProblem) -> Ints:
     """Return the most blocks of each device, [M, K], recomputing or not, over the hop that takes
     least; see ``block_caps``."""
-    problem, everybody = with_hops(problem, min), range(len(problem.devices))
-    return np.maximum(*(block_caps(problem.in_modes(on)) for on in ((), everybody)))
+    problem, all_devices = with_hops(problem, min), range(len(problem.devices))
+    return np.maximum(*(block_caps(problem.in_modes(on)) for on in ((), all_devices)))
 
 
 def held_in_order(problem: ClusterProblem) -> tuple[Ints, tuple[int, list[int]]]:
