@@ -237,7 +237,7 @@ def works_of(
 
 def syncs_s(stage: HeldStage, devices: Mapping[str, DeviceProfile]) -> float:
     """Return the seconds in which a stage's devices add their gradients."""
-    own = (devices[name].before((), beside=stage.devices) for name in stage.devices)
+    own = (devices[name].before((), members=stage.devices) for name in stage.devices)
     return ring_s([each.sharing for each in own], stage.blocks)
 
 

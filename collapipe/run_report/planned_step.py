@@ -69,8 +69,8 @@ def planned_step(run: Run, request: RoundRequest, cluster: ClusterPlan) -> Stage
     }
     if cluster.uplink and state.uplink and run.option("strategy.uplink") != "after":
         sent_s = state.uplink.activation_share * cluster.uplink.upload_s / request.local_steps
-        behind = stages_after_encoder(problem, partition, sent_s)
-        stages |= {each.name: _series(each.starts, each.each_s) for each in behind}
+        later = stages_after_encoder(problem, partition, sent_s)
+        stages |= {each.name: _series(each.starts, each.each_s) for each in later}
     return stages
 
 

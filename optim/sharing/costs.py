@@ -302,7 +302,7 @@ def _alone(problem: ClusterProblem, caps: Ints, counts: Ints, blocks: Ints) -> F
 def _syncs(devices: Sequence[DeviceProfile], states: States) -> Floats:
     """Return the seconds of a block's sync in each set, [N], for devices of each kind; infinite if
     one shares none."""
-    laws = [[each.before((), beside=[to.name]).sharing for to in devices] for each in devices]
+    laws = [[each.before((), members=[to.name]).sharing for to in devices] for each in devices]
     each = np.array([[np.inf if law is None else law.sync_s for law in own] for own in laws])
     number, held = np.maximum(states.counts.sum(axis=1), 1), states.counts > 0
     pairs = held[:, :, None] & held[:, None, :]

@@ -184,7 +184,7 @@ def in_order(problem: ClusterProblem, stages: Sequence[Stage]) -> ClusterProblem
     devices = [each.before(()) for each in problem.devices]
     for stage, own, following in zip(stages, names, [*names[1:], ()], strict=True):
         for k in stage.devices:
-            devices[k] = problem.devices[k].before(following, beside=own)
+            devices[k] = problem.devices[k].before(following, members=own)
     return replace(problem, devices=tuple(devices))
 
 

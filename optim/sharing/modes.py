@@ -124,7 +124,7 @@ def with_hops(problem: ClusterProblem, pick: Callable[[Iterable[float]], float])
 
     names, devices = [(), *([each.name] for each in problem.devices)], list[DeviceProfile]()
     for device in problem.devices:
-        first, *_ = ways = [device.before(each, beside=each) for each in names]
+        first, *_ = ways = [device.before(each, members=each) for each in names]
         laws = [each.energy.law for each in ways if each.energy]
         energy = first.energy and replace(first.energy, law=picked(laws))
         syncs = [each.sharing.sync_s for each in ways if each.sharing]
