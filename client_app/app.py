@@ -23,7 +23,7 @@ from collapipe.owner_account import OwnerAccount
 from collapipe.process import cancellation
 from collapipe.process.cancellation import cancellable
 from collapipe.process.torch_device import use_threads
-from collapipe.runs.rows import tell_rows
+from collapipe.runs.rows import report_rows
 from collapipe.secure_aggregation.messages import (
     KeysReply,
     KeysRequest,
@@ -60,7 +60,7 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
         try:
             content = answer(message, context)
         except Exception as raised:
-            error = owner.as_told(raised, context.node_config)
+            error = owner.error_for_server(raised, context.node_config)
             if not isinstance(error, CollaPipeError):
                 raise
             _log.info("%s: %s", message.metadata.message_type, error)
@@ -76,8 +76,8 @@ def rows(message: Message, context: Context) -> RecordDict:
     """Summarise the unit's training rows for the server."""
     request = records.unpack(messages.RowsRequest, message.content)
     settings = _received(request.settings, context)
-    told = tell_rows(settings, _number(context), request.words)
-    return records.pack(replace(told, name=owner.name_of(context.node_config)))
+    report = report_rows(settings, _number(context), request.words)
+    return records.pack(replace(report, name=owner.name_of(context.node_config)))
 
 
 @app.query("state")
@@ -114,9 +114,9 @@ def frozen(message: Message, context: Context) -> RecordDict:
 def keep(message: Message, context: Context) -> RecordDict:
     """Return the unit's state between rounds for a checkpoint. If updates are masked, this excludes
     state that depends on gradients, such as the optimiser's."""
-    told = messages.NOT_TRAINED if _settings(context).privacy.secure_aggregation else messages.KEPT
+    names = messages.NOT_TRAINED if _settings(context).privacy.secure_aggregation else messages.KEPT
     kept = _kept(context)
-    return records.pack_groups({key: kept[key] for key in told if kept.get(key)})
+    return records.pack_groups({key: kept[key] for key in names if kept.get(key)})
 
 
 @app.query("restore")
@@ -171,8 +171,8 @@ def mask_shares(message: Message, context: Context) -> RecordDict:
 def survivors(message: Message, context: Context) -> RecordDict:
     """Confirm the list of survivors of a masked sum to the other survivors."""
     stage = records.take_stage(MaskedUnit, context.state)
-    told, reply = stage.confirm(records.unpack(SurvivorsRequest, message.content))
-    records.keep_stage(told, context.state)
+    next_stage, reply = stage.confirm(records.unpack(SurvivorsRequest, message.content))
+    records.keep_stage(next_stage, context.state)
     return records.pack(reply)
 
 
@@ -283,8 +283,8 @@ def _check_account(context: Context, settings: Settings) -> OwnerAccount | None:
 def _number(context: Context) -> int:
     """Return the unit's number: the one from the server, or else the one in the node's
     configuration."""
-    if messages.Setup.__name__ in context.state and (told := _setup(context).unit) is not None:
-        return told
+    if messages.Setup.__name__ in context.state and (number := _setup(context).unit) is not None:
+        return number
     return int(context.node_config["partition-id"])
 
 

@@ -152,8 +152,8 @@ class Devices:
         Impossible times are ignored."""
         if not self._profile:
             return
-        before, gone = self.law, {*self.absent, *lost}
-        left = plan.in_modes({each.name: each for each in described if each.name not in gone})
+        before, missing = self.law, {*self.absent, *lost}
+        left = plan.in_modes({each.name: each for each in described if each.name not in missing})
         try:
             machines = self._labelled(hosts)
             law = measured_law(plan, times, machines, left, self._batch_size, before)
@@ -195,7 +195,7 @@ class Devices:
         }
         return found | {None: replace(this_host(), name="")}
 
-    def told(self, text: str) -> str:
+    def redacted(self, text: str) -> str:
         """Remove addresses from a text on devices, and put it on one line, for the server."""
         return one_line(without_addresses(text, self.roster.values()))
 
@@ -313,7 +313,7 @@ class DevicePipeline:
         self._all.relay = segments.relays
         return DeviceFigures(
             reports=reports,
-            events=tuple(map(self._all.told, events)),
+            events=tuple(map(self._all.redacted, events)),
             traces=tuple(segments.traces()),
             alive=frozenset(each.name for each in reports) - set(segments.lost),
         )
@@ -365,24 +365,25 @@ class DevicePipeline:
     def _replan(self, lost: Mapping[str, str]) -> ClusterPlan:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises
         ``RoundFailedError`` if they cannot hold the model."""
-        gone = {**self._all.absent, **lost}
-        left = tuple(each for name, each in self._devices.items() if name not in gone)
+        missing = {**self._all.absent, **lost}
+        left = tuple(each for name, each in self._devices.items() if name not in missing)
         if not left:
-            why = "; ".join(f"{name} ({self._all.told(cause)})" for name, cause in gone.items())
+            causes = ((name, self._all.redacted(cause)) for name, cause in missing.items())
+            why = "; ".join(f"{name} ({cause})" for name, cause in causes)
             raise RoundFailedError(f"lost all its devices: {why}")
-        if self._plan.shares and (taken_over := self._taken_over(gone, left)):
+        if self._plan.shares and (taken_over := self._taken_over(missing, left)):
             return taken_over
         try:
             found = solve_verified(self._problem(left), exact_partition, np.random.default_rng(0))
         except InfeasibleRoundError as error:
-            raise RoundFailedError(f"without {', '.join(sorted(gone))}: {error}") from error
+            raise RoundFailedError(f"without {', '.join(sorted(missing))}: {error}") from error
         most = self._settings.pipeline.num_segments or len(left)
         allowed = [each for each in found.front if each.num_segments <= most]
         best = min(allowed or [found.best], key=lambda each: each.latency_s)
         unit, m, schedule = self._plan.unit, self._plan.num_micro_batches, self._plan.schedule
         if self._plan.shares:
             self._all.news.append(
-                f"without {', '.join(sorted(gone))} no devices can hold the shares: blocks are "
+                f"without {', '.join(sorted(missing))} no devices can hold the shares: blocks are "
                 "planned anew, which changes the weights' last bits"
             )
         return ClusterPlan(unit, best.segments(left), m, schedule)
@@ -401,12 +402,12 @@ class DevicePipeline:
         )
 
     def _taken_over(
-        self, gone: Mapping[str, str], left: Sequence[DeviceProfile]
+        self, missing: Mapping[str, str], left: Sequence[DeviceProfile]
     ) -> ClusterPlan | None:
         """Return the fastest plan with the same shares over the devices that are ``left``; None if
         none can hold them. After several losses not all plans are compared."""
         found = list[tuple[float, int, ClusterPlan]]()
-        every = self._plan.without(gone, self._plan.unused([each.name for each in left]))
+        every = self._plan.without(missing, self._plan.unused([each.name for each in left]))
         for number, plan in enumerate(islice(every, _MOST_PLANS)):
             modes = plan.in_modes({each.name: each for each in left})
             problem = self._problem(list(modes.values())).sharing()

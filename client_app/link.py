@@ -87,7 +87,7 @@ class DecoderLink:
         self._step = 0
         self._answers: dict[int, tuple[float, Tensor]] = {}
         self._submitted: dict[int, tuple[Tensor, Tensor]] = {}  # sent activations, and their rows
-        self._said: list[Frame] = []  # sent frames of the current step
+        self._sent: list[Frame] = []  # sent frames of the current step
         self._answered = set[int]()
         self._opened_again = False
         self._broke_at = -1, 0  # the step, and the number of its answers
@@ -103,7 +103,7 @@ class DecoderLink:
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
         self._step, self._key, self._micro_batches = key.step, key, micro_batches
-        self._said.clear()
+        self._sent.clear()
         self._answered.clear()
         self._opened_again = False
         self._send(FrameKind.BEGIN, 0, torch.tensor([len(micro_batches), target_tokens]))
@@ -171,7 +171,7 @@ class DecoderLink:
     def _send(self, kind: FrameKind, micro_batch: int, *tensors: Tensor) -> None:
         frame = Frame(kind, self._round, self._step, micro_batch, tensors)
         if self._settings.reconnect_s:
-            self._said.append(frame)
+            self._sent.append(frame)
         self.bytes_up += frames.size(frame)
         self._stream.send(frame)
 
@@ -251,18 +251,18 @@ class DecoderLink:
 
     @property
     def _norms_sent(self) -> bool:
-        return bool(self._said) and self._said[-1].kind == FrameKind.NORMS
+        return bool(self._sent) and self._sent[-1].kind == FrameKind.NORMS
 
-    def _resumed(self, came: Frame, deadline: float) -> Frame | None:
-        if came.kind != FrameKind.RESUME or [each.shape for each in came.tensors] != [(2,)]:
+    def _resumed(self, answer: Frame, deadline: float) -> Frame | None:
+        if answer.kind != FrameKind.RESUME or [each.shape for each in answer.tensors] != [(2,)]:
             raise WireError("the decoder's answer to RESUME lacks the last step")
-        last, own = came.tensors[0].tolist()
+        last, own = answer.tensors[0].tolist()
         if last == self._step and self._norms_sent:
             own_norm = torch.tensor([own], dtype=torch.float64)
             return Frame(FrameKind.NORMS, self._round, self._step, 0, (own_norm,))
         if self._precisions.coder:
             raise RefusedLinkError(f"{_PEER}: broke before the server finished step {self._step}")
-        for frame in self._said:
+        for frame in self._sent:
             if frame.kind == FrameKind.NORMS:  # must follow the activations' repeated answers
                 for _ in self._answered:
                     self._next(deadline)

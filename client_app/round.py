@@ -229,8 +229,8 @@ def _masked_update(
     how = settings.compression.upload, settings.privacy
     quantiser = Quantiser.of(*how, change.size, request.clip_norm, stage.num_units)
     seed = derive(settings.seed, "rounding", stage.unit, request.round)
-    told = settings.privacy.noise_seed
-    noise = None if told is None else derive(told, "privacy", stage.unit, request.round)
+    noise_seed = settings.privacy.noise_seed
+    noise = None if noise_seed is None else derive(noise_seed, "privacy", stage.unit, request.round)
     words = quantiser.quantise(change, np.random.default_rng(seed), noise)
     masked = stage.mask(request.round, shares, words)
     return masked, {MASKED: torch.from_numpy(quantiser.pack(words))}

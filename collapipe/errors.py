@@ -20,12 +20,12 @@ class ConfigError(CollaPipeError):
 class DataError(ConfigError):
     """A data folder, file or line cannot be read as the task needs it.
 
-    ``told`` is a message without values and paths, which the server may see.
+    ``public_message`` is a message without values and paths, which the server may see.
     """
 
-    def __init__(self, message: str, told: str = "its rows cannot be read") -> None:
+    def __init__(self, message: str, public_message: str = "its rows cannot be read") -> None:
         super().__init__(message)
-        self.told = told
+        self.public_message = public_message
 
 
 class NoRowsError(DataError):
@@ -157,12 +157,12 @@ def printable(text: str) -> str:
     return " ".join("".join(c if is_printable(c) else " " for c in text).split())
 
 
-def one_line(said: object) -> str:
+def one_line(text: object) -> str:
     """Return a message of another machine or library as one printable line of limited length.
 
     An exception without a message gives its class name.
     """
-    line = printable(str(said)) or (type(said).__name__ if isinstance(said, Exception) else "")
+    line = printable(str(text)) or (type(text).__name__ if isinstance(text, Exception) else "")
     return line if len(line) <= _MOST else f"{line[:_MOST]} …"
 
 
@@ -173,9 +173,9 @@ def cause_of(error: Exception) -> str:
 
 def few_of(texts: Iterable[str], between: str = "; ") -> str:
     """Return the first three different texts, and the number of further ones."""
-    told = [*dict.fromkeys(texts)]
-    more = f" and {len(told) - _FEW} more" if len(told) > _FEW else ""
-    return between.join(told[:_FEW]) + more
+    different = [*dict.fromkeys(texts)]
+    more = f" and {len(different) - _FEW} more" if len(different) > _FEW else ""
+    return between.join(different[:_FEW]) + more
 
 
 Called = Callable[[int], str]

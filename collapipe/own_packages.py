@@ -45,16 +45,16 @@ def find_own_packages_first() -> None:
         sys.meta_path.insert(0, _OwnPackages())
 
 
-def told_of_plugin(error: Exception) -> str | None:
+def error_of_plugin(error: Exception) -> str | None:
     """Return an error with the file and line of a user's own class that raised it, perhaps in a
     library that it called; None if our code raised it."""
-    ours, paths = [_ROOT / name for name in ("collapipe", *NAMES)], sysconfig.get_paths()
+    own, paths = [_ROOT / name for name in ("collapipe", *NAMES)], sysconfig.get_paths()
     libraries = [Path(paths[name]).resolve() for name in ("stdlib", "purelib", "platlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not Path(frame.filename).is_absolute():  # frozen in Python
             continue
         file = Path(frame.filename).resolve()
-        if any(map(file.is_relative_to, ours)):
+        if any(map(file.is_relative_to, own)):
             return None
         if file.is_file() and not any(map(file.is_relative_to, libraries)):
             place = f"{file.name}, line {frame.lineno}"

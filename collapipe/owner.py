@@ -35,7 +35,7 @@ from collapipe.inventory.file import read_inventory
 from collapipe.owner_account import KEPT, OwnerAccount
 from collapipe.owner_file import OwnerSection, read_owner
 from collapipe.process import files
-from collapipe.runs.rows import tells_words
+from collapipe.runs.rows import sends_words
 from collapipe.sections import DataSettings
 from collapipe.wire.messages import LinkAddress
 
@@ -83,7 +83,7 @@ def load_settings(text: str, node_config: Mapping[str, Any]) -> Settings:
     owner, folder = _read(node_config)
     settings = config.load_text(Resolved(tree=_with_own(tree, owner, folder)).text)
     least = owner.data.tokenizer_min_rows or 1
-    if tells_words(settings) and settings.data.tokenizer_min_rows < least:
+    if sends_words(settings) and settings.data.tokenizer_min_rows < least:
         raise _refusal(_MIN_ROWS, f"must be at least {least} if units send their words")
     for option, fault in owner.privacy.lacking(settings):
         raise _refusal(option, fault)
@@ -168,7 +168,7 @@ def trusted_link(link: LinkAddress, node_config: Mapping[str, Any]) -> LinkAddre
     return replace(link, server_certificate=authority, server_name=name)
 
 
-def as_told(error: Exception, node_config: Mapping[str, Any]) -> Exception:
+def error_for_server(error: Exception, node_config: Mapping[str, Any]) -> Exception:
     """Return the error to send to the server, without the owner's values and paths.
 
     The unit's log has the full error.
@@ -176,7 +176,7 @@ def as_told(error: Exception, node_config: Mapping[str, Any]) -> Exception:
     if not has_owner(node_config) or isinstance(error, _OF_THE_RUN):
         return error
     _log.error("%s", error, exc_info=None if isinstance(error, ConfigError) else error)
-    why = error.told if isinstance(error, DataError) else type(error).__name__
+    why = error.public_message if isinstance(error, DataError) else type(error).__name__
     return OwnerError(f"the unit cannot use what its owner gave it ({why}); its log says more")
 
 
@@ -227,8 +227,8 @@ def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
         return read_owner(file), file.parent
     path = Path(str(node_config[_SHORT]))
     option = "root" if path.is_dir() else "train_file"
-    told = {"data": {option: str(path)}, "name": node_config.get("name")}
-    return OwnerSection.model_validate(told), Path()
+    options = {"data": {option: str(path)}, "name": node_config.get("name")}
+    return OwnerSection.model_validate(options), Path()
 
 
 def _with_own(tree: Mapping[str, Any], owner: OwnerSection, folder: Path) -> dict[str, Any]:

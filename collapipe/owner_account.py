@@ -56,7 +56,7 @@ class OwnerAccount:
     limit: float
     delta: float
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return a line for the owner with ε so far and the limit. Raises as ``spent``."""
         spent = self.spent()
         return (
@@ -89,10 +89,10 @@ class OwnerAccount:
     def _after(self, privacy: PrivacySettings) -> Spent:
         spent = self.spent()
         after = spent.after(privacy)
-        if not (then := after.epsilon(self.delta)) <= self.limit:  # also refuses NaN
+        if not (next_epsilon := after.epsilon(self.delta)) <= self.limit:  # also refuses NaN
             raise BudgetSpentError(
                 f"{self.name} cannot take part: one more round would raise ε of all its runs from "
-                f"{spent.epsilon(self.delta):.3g} to {then:.3g}, above its owner's "
+                f"{spent.epsilon(self.delta):.3g} to {next_epsilon:.3g}, above its owner's "
                 f"privacy.lifetime_epsilon={self.limit:g}"
             )
         return after

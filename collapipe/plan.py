@@ -119,16 +119,16 @@ class SegmentPlan:
         """Return the range of rows of each device, of a micro-batch of ``rows`` rows."""
         return common_rows((1,), 0, self.parts, rows)
 
-    def without(self, gone: Collection[str]) -> "SegmentPlan | None":
-        """Return the segment with the shares of devices that are ``gone`` on the nearest device
+    def without(self, missing: Collection[str]) -> "SegmentPlan | None":
+        """Return the segment with the shares of devices that are ``missing`` on the nearest device
         before them, or else behind them; None if all of the segment's devices are. If one of them
         recomputes, all do then: they keep less for each row, and bits are the same."""
-        left = [name for name in self.devices if name not in gone]
+        left = [name for name in self.devices if name not in missing]
         if not left or left == [*self.devices]:
             return self if left else None
         shares, heir = list[Share](), left[0]
         for share in self.shares:
-            heir = heir if share.device in gone else share.device
+            heir = heir if share.device in missing else share.device
             shares.append(replace(share, device=heir))
         recomputing = tuple(left) if self.recomputing else ()
         return replace(self, device=left[0], shares=tuple(shares), recomputing=recomputing)
@@ -181,8 +181,8 @@ def _with_heir(
     for change in changes:
         yield tuple(change.get(k, each) for k, each in enumerate(segments))
     # a later neighbour takes over all lost ones before it
-    behind = next((k for k in range(place, len(segments)) if k not in lost), -1)
-    for heir, taken in ((place - 1, segments[place : place + 1]), (behind, segments[place:behind])):
+    later = next((k for k in range(place, len(segments)) if k not in lost), -1)
+    for heir, taken in ((place - 1, segments[place : place + 1]), (later, segments[place:later])):
         if heir >= 0 and not any(each.shares for each in (segments[heir], *taken)):
             joined = reduce(SegmentPlan.with_blocks_of, reversed(taken), segments[heir])
             yield *segments[: min(heir, place)], joined, *segments[max(heir, place) + 1 :]
@@ -352,18 +352,20 @@ class ClusterPlan:
                 names = dict(zip(used, used, strict=True)) | {a: b, b: a}
                 yield replace(self, segments=tuple(e.renamed(names) for e in self.segments))
 
-    def without(self, gone: Collection[str], spare: Sequence[str] = ()) -> Iterator["ClusterPlan"]:
-        """Yield the plans in which others compute the shares of devices that are ``gone``, which
+    def without(
+        self, missing: Collection[str], spare: Sequence[str] = ()
+    ) -> Iterator["ClusterPlan"]:
+        """Yield the plans in which others compute the shares of devices that are ``missing``, which
         changes no bit; none if no other device can. After several losses there may be many.
 
         Shares go to the other devices of their segment. A segment without others goes to a
         ``spare`` device, to one of several devices of another segment, or, if neither has shares,
         to the device of a neighbouring segment.
         """
-        waiting = [tuple(each.without(gone) or each for each in self.segments)]
+        waiting = [tuple(each.without(missing) or each for each in self.segments)]
         while waiting:
             plan = replace(self, segments=waiting.pop())
-            if lost := [k for k, each in enumerate(plan.segments) if each.device in gone]:
+            if lost := [k for k, each in enumerate(plan.segments) if each.device in missing]:
                 waiting += reversed([*_with_heir(plan.segments, lost, plan.unused(spare))])
             else:
                 yield plan

@@ -233,9 +233,9 @@ class DeviceProfile:
         the links to them. Without names it sends to the control unit."""
         return _over(self.links, names, self.time)
 
-    def before(self, names: Collection[str], beside: Collection[str] = ()) -> "DeviceProfile":
+    def before(self, names: Collection[str], members: Collection[str] = ()) -> "DeviceProfile":
         """Return the profile without links, with the time and joules of hops to these ``names`` and
-        the sync of a stage that it shares with the devices ``beside``."""
+        the sync of a stage that it shares with the devices ``members``."""
         if not self.links:
             return self
         energy, sharing = self.energy, self.sharing
@@ -243,7 +243,7 @@ class DeviceProfile:
             law = _over(energy.links, names, energy.law)
             energy = replace(energy, law=law, links=())
         if sharing:
-            syncs = (self._sync_with(name, sharing) for name in beside if name != self.name)
+            syncs = (self._sync_with(name, sharing) for name in members if name != self.name)
             sharing = replace(sharing, sync_s=max(syncs, default=sharing.sync_s))
         time = self.time_to(names)
         return replace(self, time=time, energy=energy, sharing=sharing, links=())

@@ -114,8 +114,8 @@ def rule(fault: Mapping[str, Any]) -> str:
     if kind == "literal_error":
         choices = context["expected"].replace("'", "").replace(" or ", ", ")
         return f"must be one of {choices}{nearest(str(fault['input']), choices.split(', '))}"
-    told = next((text for name, text in _RULES.items() if kind.startswith(name)), None)
-    return one_line(told.format(**context) if told else fault["msg"])
+    template = next((text for name, text in _RULES.items() if kind.startswith(name)), None)
+    return one_line(template.format(**context) if template else fault["msg"])
 
 
 def from_json(

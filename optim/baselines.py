@@ -93,7 +93,7 @@ class AllUnits:
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         chosen = self._chosen(request, rng)
-        if _tells_uplinks(request) and sum(map(bool, chosen)) <= len(request.channels):
+        if _has_uplinks(request) and sum(map(bool, chosen)) <= len(request.channels):
             plans = minimize_makespan(request, chosen, self._options)
         else:
             plans = _fastest(request, chosen)
@@ -154,7 +154,7 @@ class SelectUnits(AllUnits):
 
     def _most(self, request: RoundRequest) -> int:
         """The number of units to select, of which some may get no channel."""
-        limit = len(request.channels) if _tells_uplinks(request) else self.num_scheduled
+        limit = len(request.channels) if _has_uplinks(request) else self.num_scheduled
         return min(limit, self.num_scheduled)
 
     def _chosen(self, request: RoundRequest, rng: np.random.Generator) -> tuple[Front, ...]:
@@ -196,9 +196,9 @@ class ShortestDelay(SelectUnits):
         return tuple(front if place in fast else () for place, front in enumerate(found))
 
 
-def _tells_uplinks(request: RoundRequest) -> bool:
-    told = any(cluster.uplink is not None for cluster in request.clusters)
-    return told and bool(request.channels)
+def _has_uplinks(request: RoundRequest) -> bool:
+    reported = any(cluster.uplink is not None for cluster in request.clusters)
+    return reported and bool(request.channels)
 
 
 def _fastest(request: RoundRequest, found: tuple[Front, ...]) -> tuple[ClusterPlan, ...]:

@@ -35,9 +35,9 @@ def partition_of(
     chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
     slowest = max(*computes, *hops) if problem.latency == "overlap" else max(chunks)
     encoder = len(held) * slowest if problem.latency == "bound" else sum(chunks)
-    behind = problem.head_s / num_micro_batches, problem.gradient_s / num_micro_batches
-    slowest = max(slowest, *behind)
-    latency = encoder + sum(behind) + (num_micro_batches - 1) * slowest
+    later_s = problem.head_s / num_micro_batches, problem.gradient_s / num_micro_batches
+    slowest = max(slowest, *later_s)
+    latency = encoder + sum(later_s) + (num_micro_batches - 1) * slowest
     return Partition(tuple(blocks), num_micro_batches, latency, slowest)
 
 

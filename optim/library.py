@@ -56,12 +56,15 @@ def plan_cluster(
     Raises ``ConfigError`` for impossible sizes or unknown names, ``InfeasibleRoundError`` if the
     devices cannot hold the blocks, and ``PlanViolationError`` if the solver's answer is wrong.
     """
-    asked = batch_size if max_micro_batches is None else max_micro_batches
+    requested = batch_size if max_micro_batches is None else max_micro_batches
     _check_sizes(
-        devices=len(devices), num_blocks=num_blocks, batch_size=batch_size, max_micro_batches=asked
+        devices=len(devices),
+        num_blocks=num_blocks,
+        batch_size=batch_size,
+        max_micro_batches=requested,
     )
     _check_once("devices", [each.name for each in devices])
-    most = min(asked, batch_size)
+    most = min(requested, batch_size)
     check_choice("latency", latency, LATENCIES)
     kept = in_flight(schedule, len(devices))
     problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=kept)

@@ -140,8 +140,8 @@ def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple
             workers.append(Worker((order,), device.host))
     of_stages = ({each.host for each in work.devices} for work in works)
     hosts: list[set[str | None]] = [{law.host}, *of_stages, {law.host}]
-    for place, (before, behind) in enumerate(pairwise(hosts)):
-        both = before | behind
+    for place, (before, after) in enumerate(pairwise(hosts)):
+        both = before | after
         host = next(iter(both)) if len(both) == 1 else None  # a network needs no processors
         for kind, numbers in ((FORWARD, stages[place]), (BACKWARD, stages[place + 1])):
             for number in numbers:
@@ -168,10 +168,10 @@ def _jobs(
     devices = [each for work in works for each in work.devices]
     rows = [(1,), *(work.rows for work in works), (1,)]
     sources = defaultdict[tuple[str, int], list[int]](list)
-    for (before, behind), own in zip(pairwise(stages), pairwise(rows), strict=True):
+    for (before, after), own in zip(pairwise(stages), pairwise(rows), strict=True):
         for a, b in connected(*own):
-            sources[FORWARD, behind[b]].append(before[a])
-            sources[BACKWARD, before[a]].append(behind[b])
+            sources[FORWARD, after[b]].append(before[a])
+            sources[BACKWARD, before[a]].append(after[b])
     returns = law.embedding_backward_s > 0
     for i in range(law.num_micro_batches):
         yield (-1, FORWARD, i), Job(law.embedding_forward_s)
@@ -184,8 +184,8 @@ def _jobs(
             send_s = back_s if returns or number not in stages[1] else 0.0
             yield ("send", number, BACKWARD, i), Job(send_s, ((number, BACKWARD, i),))
         for (kind, sink), each in sources.items():
-            came = tuple(("send", source, kind, i) for source in each)
-            yield (sink, kind, i), Job(_action_s(law, devices, sink, kind), came)
+            inputs = tuple(("send", source, kind, i) for source in each)
+            yield (sink, kind, i), Job(_action_s(law, devices, sink, kind), inputs)
         yield ("head", i), Job(law.head_pace_s, ((last, FORWARD, i),))
         yield ("answer", i), Job(max(0.0, law.head_s - law.head_pace_s), (("head", i),))
     for stage, work in enumerate(works):
@@ -237,17 +237,17 @@ def works_of(
 
 def syncs_s(stage: HeldStage, devices: Mapping[str, DeviceProfile]) -> float:
     """Return the seconds in which a stage's devices add their gradients."""
-    own = (devices[name].before((), beside=stage.devices) for name in stage.devices)
+    own = (devices[name].before((), members=stage.devices) for name in stage.devices)
     return ring_s([each.sharing for each in own], stage.blocks)
 
 
-def schedules(asked: str, measured: bool) -> tuple[str, ...]:
-    """Return the schedules to compare for the one that is ``asked`` for, which may be ``auto``.
+def schedules(requested: str, measured: bool) -> tuple[str, ...]:
+    """Return the schedules to compare for the ``requested`` one, which may be ``auto``.
 
     Closed laws have the same time for all, so that only a ``measured`` cluster has a choice.
     """
-    if asked != _AUTO:
-        return (asked,)
+    if requested != _AUTO:
+        return (requested,)
     return tuple(schedule.SCHEDULES) if measured else (DEFAULT,)
 
 
@@ -265,10 +265,10 @@ def ways(
 ) -> dict[str, tuple[AffineLaw, AffineLaw]]:
     """Return each device's time if it sends to the stage after its own, and to the one before."""
     ahead, back = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-    for stage, behind in pairwise(stages):
-        for a, b in connected(stage.rows or (1,), behind.rows or (1,)):
-            ahead[stage.devices[a]].append(behind.devices[b])
-            back[behind.devices[b]].append(stage.devices[a])
+    for stage, following in pairwise(stages):
+        for a, b in connected(stage.rows or (1,), following.rows or (1,)):
+            ahead[stage.devices[a]].append(following.devices[b])
+            back[following.devices[b]].append(stage.devices[a])
     names = (name for stage in stages for name in stage.devices)
     return {k: (devices[k].time_to(ahead[k]), devices[k].time_to(back[k])) for k in names}
 

@@ -37,7 +37,7 @@ class StageTimes:
     starts: tuple[float, ...]  # start of each of the m micro-batches
 
 
-def stages_behind(
+def stages_after_encoder(
     problem: ClusterProblem, partition: Partition, activation_s: float
 ) -> tuple[StageTimes, ...]:
     """Return the stages after the encoder: the uplink, the head, and sending the gradients.
@@ -48,12 +48,12 @@ def stages_behind(
     if partition.replicated:
         return ()
     count = partition.num_micro_batches
-    behind = [activation_s / count, problem.head_s / count, problem.gradient_s / count]
+    later_s = [activation_s / count, problem.head_s / count, problem.gradient_s / count]
     encoder = _machines(problem.latency, *_chunks(problem, partition))
-    starts = _flow_shop(encoder + behind, count)[len(encoder) :]
+    starts = _flow_shop(encoder + later_s, count)[len(encoder) :]
     return tuple(
         StageTimes(name, each_s, each)
-        for name, each_s, each in zip(("uplink", "head", "gradients"), behind, starts, strict=True)
+        for name, each_s, each in zip(("uplink", "head", "gradients"), later_s, starts, strict=True)
         if each_s
     )
 

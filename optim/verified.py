@@ -156,12 +156,12 @@ def _decided(
         front = tuple(_of_some(own, nodes))
     elif problem.linked:
         best = min(known, key=lambda each: each.latency_s)
-        everybody, used_now = range(len(problem.devices)), np.flatnonzero(best.blocks).tolist()
-        for used in sorted({tuple(used_now), *_near_devices(problem)} - {tuple(everybody)}):
+        all_devices, used_now = range(len(problem.devices)), np.flatnonzero(best.blocks).tolist()
+        for used in sorted({tuple(used_now), *_near_devices(problem)} - {tuple(all_devices)}):
             few = replace(problem, devices=tuple(problem.devices[k] for k in used))
             with suppress(InfeasibleRoundError):
                 points = _decided(few, solve, shares, nodes).front
-                front += tuple(point.among(used, len(everybody)) for point in points)
+                front += tuple(point.among(used, len(all_devices)) for point in points)
     certificate = replace(certificate, solve_time_s=perf_counter() - started)
     return _answer(problem, front, certificate, complete=placed is not None and placed.complete)
 
@@ -169,18 +169,18 @@ def _decided(
 def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
     """Return plans of those devices that hold most, as many as ``placed_partition`` takes. Raises
     ``InfeasibleRoundError`` if it finds none."""
-    most, everybody = either_caps(problem.at(1)).max(axis=0), len(problem.devices)
-    for count in range(everybody - 1, 0, -1):
+    most, num_devices = either_caps(problem.at(1)).max(axis=0), len(problem.devices)
+    for count in range(num_devices - 1, 0, -1):
         used = sorted(np.argsort(-most, kind="stable")[:count].tolist())
         few = replace(problem, devices=tuple(problem.devices[k] for k in used))
         try:
             if (placed := placed_partition(few, max_nodes=nodes)) is not None:
-                return [point.among(used, everybody) for point in placed.front]
+                return [point.among(used, num_devices) for point in placed.front]
         except InfeasibleRoundError as error:
             if held_in_order(problem)[0].max() < problem.num_blocks:
                 raise no_plan(problem) from error
             raise UnfinishedSearchError(
-                f"{everybody} devices are too many to try all orders; the {count} that hold most "
+                f"{num_devices} devices are too many to try all orders; the {count} that hold most "
                 f"blocks: {error}"
             ) from error
     raise no_plan(problem)
@@ -257,8 +257,8 @@ def _by_hops(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Iterat
     hop."""
     size, devices = problem.batch_size / m, problem.devices
 
-    def hop_s(stage: Stage, behind: Stage) -> float:
-        names = [devices[k].name for k in behind.devices]
+    def hop_s(stage: Stage, following: Stage) -> float:
+        names = [devices[k].name for k in following.devices]
         return max(devices[k].time_to(names).hop(size) for k in stage.devices)
 
     hops = {(a, b): hop_s(a, b) for a in stages for b in stages}

@@ -25,13 +25,13 @@ class HopCodec:
         cannot be rounded."""
         return (*encode(made[0], self.precision), *made[1:]) if made else ()
 
-    def decode(self, came: Passed) -> Passed:
+    def decode(self, received: Passed) -> Passed:
         """Return the tensors to compute with. Raises ``WireError`` for another precision."""
         parts = len(layout((1, 1, 1), self.dtype, self.precision))
-        if len(came) < parts:
-            raise WireError(f"{len(came)} tensors, expected {parts} for {self.precision}")
-        hidden = decode(came[:parts], came[0].shape, self.precision, self.dtype)
-        return hidden, *came[parts:]
+        if len(received) < parts:
+            raise WireError(f"{len(received)} tensors, expected {parts} for {self.precision}")
+        hidden = decode(received[:parts], received[0].shape, self.precision, self.dtype)
+        return hidden, *received[parts:]
 
     def hop(self, made: Passed) -> Passed:
         """Encode and decode, for a hop within a process."""

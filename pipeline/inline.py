@@ -113,8 +113,8 @@ class _Boxes:
     """Ports of a stage: it takes its inputs from one box, and puts outputs in its neighbours'
     boxes."""
 
-    def __init__(self, own: _Box, before: _Box, behind: _Box, codec: HopCodec) -> None:
-        self._own, self._before, self._behind, self._codec = own, before, behind, codec
+    def __init__(self, own: _Box, before: _Box, after: _Box, codec: HopCodec) -> None:
+        self._own, self._before, self._after, self._codec = own, before, after, codec
 
     def holds(self, action: Action) -> bool:
         return action in self._own
@@ -123,5 +123,5 @@ class _Boxes:
         return self._own.pop(action)
 
     def send(self, action: Action, made: Passed) -> None:
-        box = self._behind if action.kind == FORWARD else self._before
+        box = self._after if action.kind == FORWARD else self._before
         box[action] = self._codec.hop(made)

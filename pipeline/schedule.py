@@ -80,8 +80,8 @@ def ready(action: Action, stage: int, done: list[set[Action]]) -> bool:
     stage."""
     if action.kind == FORWARD:
         return stage == 0 or action in done[stage - 1]
-    behind = stage == len(done) - 1 or action in done[stage + 1]
-    return behind and Action(FORWARD, action.micro_batch) in done[stage]
+    next_done = stage == len(done) - 1 or action in done[stage + 1]
+    return next_done and Action(FORWARD, action.micro_batch) in done[stage]
 
 
 def verify(schedule: Schedule) -> None:
@@ -129,8 +129,8 @@ def _check_complete(schedule: Schedule) -> None:
     micro_batches = {action.micro_batch for actions in schedule for action in actions}
     kinds = FORWARD, BACKWARD
     for stage, actions in enumerate(schedule):
-        if odd := next((each for each in actions if each.kind not in kinds), None):
-            raise ScheduleError(f"stage {stage} has {odd}; expected {' or '.join(kinds)}")
+        if unknown := next((each for each in actions if each.kind not in kinds), None):
+            raise ScheduleError(f"stage {stage} has {unknown}; expected {' or '.join(kinds)}")
         counts = Counter(actions)
         for action in (Action(kind, each) for each in micro_batches for kind in kinds):
             if (count := counts[action]) != 1:

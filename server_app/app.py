@@ -11,7 +11,7 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, printable
 from collapipe.flower.prompt_grid import make_prompt
 from collapipe.runs.failure import write_failure
-from server_app.records.summary import budget_told
+from server_app.records.summary import budget_text
 from server_app.training import train
 
 app = ServerApp()
@@ -38,5 +38,5 @@ def _train(grid: Grid, settings: Settings, resume: str | None) -> None:
                 f"data.{option}={path}: give an absolute path; the apps run in {Path.cwd()}"
             )
     # Errors in these options must be raised before the run's folder exists.
-    _ = settings.planner, settings.server_device, budget_told(settings.privacy)
+    _ = settings.planner, settings.server_device, budget_text(settings.privacy)
     train(make_prompt(grid), settings, resume)

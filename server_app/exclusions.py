@@ -25,8 +25,8 @@ def warn_excluded(places: Places, failures: Mapping[int, Failure]) -> None:
     """Log each node that failed, and why."""
     certified = places.certified() if failures else {}
     for node, failure in failures.items():
-        who = places.of_node(node, certified)
-        _log.warning("%s is excluded: %s: %s", who, failure.kind, failure.message)
+        name = places.of_node(node, certified)
+        _log.warning("%s is excluded: %s: %s", name, failure.kind, failure.message)
 
 
 def concern_all(failures: Mapping[int, Failure]) -> bool:
@@ -54,14 +54,14 @@ def too_few(
 
 def causes(places: Places, failures: Mapping[int, Failure]) -> str:
     """Describe the causes of failures, each with the nodes that it affects."""
-    whose, certified = dict[str, list[str]](), places.certified()
+    affected, certified = dict[str, list[str]](), places.certified()
     for node, each in failures.items():
-        who = places.of_node(node, certified)
-        whose.setdefault(f"{each.kind}: {each.message}", []).append(who)
-    return few_of(f"{few_of(who, ', ')}: {cause}" for cause, who in whose.items())
+        name = places.of_node(node, certified)
+        affected.setdefault(f"{each.kind}: {each.message}", []).append(name)
+    return few_of(f"{few_of(names, ', ')}: {cause}" for cause, names in affected.items())
 
 
-def unfit_labels(told: Mapping[int, RowsReply], task: Task) -> dict[int, Failure]:
+def unfit_labels(replies: Mapping[int, RowsReply], task: Task) -> dict[int, Failure]:
     """Return a failure for each node whose labels the task does not allow: none may invent any.
 
     With ``task.labels``, these are the nodes that report a label that is not listed. Otherwise the
@@ -70,11 +70,11 @@ def unfit_labels(told: Mapping[int, RowsReply], task: Task) -> dict[int, Failure
     """
     if (listed := task.listed_labels) is not None:
         return {
-            node: _failure(f"reported the label {min(odd)!r}, which task.labels does not list")
-            for node, reply in told.items()
-            if (odd := reply.labels.keys() - set(listed))
+            node: _failure(f"reported the label {min(unlisted)!r}, which task.labels does not list")
+            for node, reply in replies.items()
+            if (unlisted := reply.labels.keys() - set(listed))
         }
-    left, unfit = dict(told), dict[int, Failure]()
+    left, unfit = dict(replies), dict[int, Failure]()
     while len(holders := Counter(label for each in left.values() for label in each.labels)) > (
         task.max_labels
     ):

@@ -68,7 +68,7 @@ class NodesAlone:
         path = scope.get("path", "")
         answer: ASGIApp = self._app
         if scope["type"] == "http" and path.startswith(ADMITTED):
-            answer = JSONResponse(self._told(scope, path.removeprefix(ADMITTED)))
+            answer = JSONResponse(self._admission(scope, path.removeprefix(ADMITTED)))
         elif scope["type"] == "http" and path.startswith(FLEET):
             answer = self._refusal(scope, Headers(scope=scope)) or self._app
         elif scope["type"] != "lifespan" and not _is_own(scope):
@@ -122,7 +122,7 @@ class NodesAlone:
         self._sent[key] += size
         return self._sent[key] <= most
 
-    def _told(self, scope: Scope, key: str) -> dict[str, object]:
+    def _admission(self, scope: Scope, key: str) -> dict[str, object]:
         """Return versions, and whether ``key`` is ``admitted``; None while the server starts."""
         versions = {"collapipe": collapipe.__version__, "flwr": version("flwr")}
         known = self._folder.nodes()

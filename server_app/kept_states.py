@@ -12,7 +12,7 @@ from server_app.exclusions import causes
 from server_app.places import Places
 from server_app.questions import Asked, Question, groups_of
 from server_app.roster import NOT_ASKED, Roster
-from server_app.units import RESTS, Kept, Units
+from server_app.units import SUSPENDED, Kept, Units
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def gather(
 
     there = units.nodes.keys() - roster.excluded.keys() - roster.absent
     asked = units.at_checkpoints.due(there)
-    _warn(units.places, _BY_THE_LAST, dict.fromkeys(sorted(there - asked), RESTS))
+    _warn(units.places, _BY_THE_LAST, dict.fromkeys(sorted(there - asked), SUSPENDED))
     order = sorted(asked, key=lambda unit: (len(roster.missed.get(unit, ())), unit))
     for unit, answer in _ask_in_turn(units, order, asking):
         units.at_checkpoints.note(unit, answer)
@@ -52,13 +52,13 @@ def restore(units: Units, kept: Mapping[int, Kept]) -> dict[int, Failure]:
     each state from disk on access, also in later rounds. Raises ``RoundFailedError`` if every
     unit fails.
     """
-    units.saved, units.owed = kept, kept.keys() | units.nodes.keys()
+    units.saved, units.unrestored = kept, kept.keys() | units.nodes.keys()
     failures = dict[int, Failure]()
     for unit, answer in _ask_in_turn(units, sorted(units.nodes), units.restoring):
         if isinstance(answer, Failure):
             failures[unit] = answer
         else:
-            units.owed.remove(unit)
+            units.unrestored.remove(unit)
     if len(failures) == len(units.nodes):
         of_nodes = {units.nodes[unit]: failure for unit, failure in failures.items()}
         raise RoundFailedError(f"no unit could be restored: {causes(units.places, of_nodes)}")

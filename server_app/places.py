@@ -80,9 +80,9 @@ class Places:
                 "them another, below federation.num_units"
             )
         if place in taken:
-            which = f"are called {name}" if holder else f"reported to be unit {place}"
-            own_what = "name" if holder else "partition-id"
-            raise WireError(f"two nodes {which}; each needs a separate {own_what}")
+            conflict = f"are called {name}" if holder else f"reported to be unit {place}"
+            required = "name" if holder else "partition-id"
+            raise WireError(f"two nodes {conflict}; each needs a separate {required}")
         if name:
             self.of[name] = place
         return place

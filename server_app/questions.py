@@ -66,7 +66,7 @@ _COUNTS = 2**7  # counts of a metric without labels
 _POLL_S = 0.5
 _AT_ONCE = 8  # units whose states are in memory at the same time
 _LONGEST_KIND = 64  # characters of an error's name
-_GONE = "has left, or its machine cannot be reached"
+_HAS_LEFT = "has left, or its machine cannot be reached"
 _UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
 
 
@@ -225,7 +225,7 @@ def answered(reply: Message, question: Question[T]) -> T | Failure:
         return Failure("WireError", one_line(reply.error.reason))
     if reply.has_error():
         if reply.error.code in _UNAVAILABLE:  # Flower's text blames heartbeats in every case
-            return Failure(ABSENT, _GONE)
+            return Failure(ABSENT, _HAS_LEFT)
         return Failure("ClientApp", _quoted(reply.error.reason or ""))
     try:
         check_size(reply.content, question.size)
@@ -245,8 +245,8 @@ def _quoted(words: str) -> str:
 
 def apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, Failure]]:
     """Separate the answers from the failures."""
-    told = {key: each for key, each in answers.items() if not isinstance(each, Failure)}
-    return told, {key: each for key, each in answers.items() if isinstance(each, Failure)}
+    usable = {key: each for key, each in answers.items() if not isinstance(each, Failure)}
+    return usable, {key: each for key, each in answers.items() if isinstance(each, Failure)}
 
 
 def groups_of(keys: Sequence[int]) -> Iterator[Sequence[int]]:

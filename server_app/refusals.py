@@ -11,14 +11,14 @@ class Refusals:
     """Writes one line to the ``log`` for each caller that was refused."""
 
     def __init__(self, log: logging.Logger) -> None:
-        self._log, self._said = log, set[str]()
+        self._log, self._logged = log, set[str]()
 
-    def note(self, who: str, why: str) -> None:
-        """Log that ``who``, such as an address or a key's fingerprint, was refused, and ``why``.
+    def note(self, caller: str, why: str) -> None:
+        """Log that ``caller``, such as an address or a key's fingerprint, was refused, and ``why``.
         Both may contain the caller's text."""
-        said = one_line(f"{who} is refused: {why}")
-        if said in self._said or len(self._said) == _MOST:
+        line = one_line(f"{caller} is refused: {why}")
+        if line in self._logged or len(self._logged) == _MOST:
             return
-        self._said.add(said)
-        last = "; others are not named any more" if len(self._said) == _MOST else ""
-        self._log.warning("%s%s", said, last)
+        self._logged.add(line)
+        last = "; others are not named any more" if len(self._logged) == _MOST else ""
+        self._log.warning("%s%s", line, last)

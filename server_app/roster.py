@@ -167,11 +167,11 @@ class Roster:
         if not self._present <= self.causes.keys():
             return
         causes, kinds = sorted(self.causes.items()), {each.kind for each in self.causes.values()}
-        told = few_of(f"{called(unit)}: {each.kind}: {each.message}" for unit, each in causes)
+        listed = few_of(f"{called(unit)}: {each.kind}: {each.message}" for unit, each in causes)
         commons = (
             error for error in (NonFiniteLossError, StorageError) if kinds == {error.__name__}
         )
-        raise next(commons, RoundFailedError)(f"round {round_}: every unit failed: {told}")
+        raise next(commons, RoundFailedError)(f"round {round_}: every unit failed: {listed}")
 
     @property
     def _present(self) -> set[int]:

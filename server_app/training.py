@@ -22,12 +22,12 @@ from collapipe.process.streams import lasting_output
 from collapipe.process.torch_device import use_threads
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import base_of, begin, read_tokenizer, trained_form
-from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
+from collapipe.runs.rows import load_server_rows, make_tokenizer, sends_words
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, RunCheckpoints
 from server_app.checkpoints.resumption import (
     check_fits,
-    check_goes_on,
+    check_resumable,
     load_checkpoint,
     others,
     rewind_run,
@@ -37,7 +37,7 @@ from server_app.places import Places
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log
 from server_app.records.shard_report import add_shard, write_shard_report
-from server_app.records.summary import History, budget_told, noise_told, opening, summarised
+from server_app.records.summary import History, budget_text, noise_warning, opening, summarised
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.results import RoundResult, RunState, dry_run
 from server_app.rounds.scheduler import Scheduler
@@ -62,31 +62,31 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         checkpoint, known = None, None
         if resume is not None:
             checkpoint = load_checkpoint(settings, resume)
-            check_goes_on(settings, checkpoint)
+            check_resumable(settings, checkpoint)
             places.of.update(checkpoint.progress.names)
             model = folder.path / "model"  # has the tokeniser that was made when the run began
             known = read_tokenizer(model) if (model / "tokenizer.json").exists() else None
         units = Units(grid, settings, places=places)
-        told = units.rows(known is None, settings.task)
-        tokenizer = make_tokenizer(settings, told.values()) if known is None else known
+        replies = units.rows(known is None, settings.task)
+        tokenizer = make_tokenizer(settings, replies.values()) if known is None else known
         # the words of all units may need as much memory as the model
-        told = {unit: replace(reply, words={}) for unit, reply in told.items()}
+        replies = {unit: replace(reply, words={}) for unit, reply in replies.items()}
         if checkpoint is not None:
             rewind_run(folder, settings, checkpoint, tokenizer)
         folder.write_config(settings)
         folder.write_tokenizer(tokenizer)
         console, history = Console(file=lasting_output()), History(time.perf_counter())
-        lines = [opening(settings, folder), budget_told(settings.privacy)]
+        lines = [opening(settings, folder), budget_text(settings.privacy)]
         if checkpoint is not None:
             history = checkpoint.progress.history
             history.start = time.perf_counter() - checkpoint.progress.wall_s
-            missing = others(checkpoint, told, places)
+            missing = others(checkpoint, replies, places)
             lines.append(f"resumes after round {checkpoint.progress.round}{missing}")
         for line in filter(None, lines):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         _warn(settings)
         with summarised(folder, settings, history, console, places.called):
-            write_shard_report(told, tokenizer.labels, folder, console)
+            write_shard_report(replies, tokenizer.labels, folder, console)
             run = _Run(settings, folder, tokenizer, history, console, checkpoint, places)
             if settings.framework.train:
                 run.train(grid)
@@ -127,7 +127,7 @@ def _warn(settings: Settings) -> None:
             "adapter=lora: the frozen weights are random; start with pretrained ones by "
             "model=huggingface model.name=FOLDER_OR_HUB_ID model.pretrained=true"
         )
-    if settings.privacy.noise_multiplier and tells_words(settings):
+    if settings.privacy.noise_multiplier and sends_words(settings):
         _log.warning(
             "privacy: the tokeniser in model/ is made of the units' words, which no noise "
             "protects; set data.tokenizer=bytes, a folder or a hub's id"
@@ -160,8 +160,8 @@ class _Run:
         with self._records(steps):
             strategy = self._strategy()
             weights = sum(each.numel() for each in strategy.model.weights.values())
-            if (told := noise_told(self.settings, weights)) is not None:
-                self.console.print(told, highlight=False, markup=False, soft_wrap=True)
+            if (warning := noise_warning(self.settings, weights)) is not None:
+                self.console.print(warning, highlight=False, markup=False, soft_wrap=True)
             self._write_models(strategy.model, strategy.model.own_models)
             try:
                 with strategy.opened(grid):
@@ -259,7 +259,7 @@ class _Run:
         for each in result.arrivals:
             unit, rows = each.cluster.unit, counted(each.cluster.num_samples, "row")
             called, how = self.places.called(unit), f"joined, {rows}" if each.new else "is back"
-            self._progress.say(f"round {report.round}: {called} {how}")
+            self._progress.print_line(f"round {report.round}: {called} {how}")
             if each.new:
                 add_shard(self.folder, each.cluster, self.places.name(unit), report.round)
         self._progress.round(report, result.seconds["round"])

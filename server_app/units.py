@@ -32,7 +32,7 @@ from server_app.roster import ABSENT, NOT_ASKED, SILENT, Pause, Reported, Roster
 Kept = dict[str, Tensors]  # the state that a unit keeps between rounds: group → tensors
 T = TypeVar("T")
 _AGAIN_S = 60.0  # timeout of a new node or an excluded unit
-RESTS = Failure(NOT_ASKED, "did not answer the last time it was asked")
+SUSPENDED = Failure(NOT_ASKED, "did not answer the last time it was asked")
 _MISSED = Failure(NOT_ASKED, "missed the last round")
 
 
@@ -54,7 +54,7 @@ class Units:
     # when silent units are asked for the states that they keep
     at_checkpoints: Silences = field(default_factory=Silences)
     saved: Mapping[int, Kept] = field(default_factory=dict)  # states of a resumed run, by unit
-    owed: set[int] = field(default_factory=set)  # units that must still be restored
+    unrestored: set[int] = field(default_factory=set)  # units that must still be restored
     _strangers: list[int] = field(default_factory=list)  # nodes without a known unit
     _calls: dict[int, Pause] = field(default_factory=dict)  # when strangers are asked, by node
     _at_evaluations: Silences = field(default_factory=Silences)
@@ -76,19 +76,19 @@ class Units:
         request = records.pack(RowsRequest(self._setup.settings, words))
         answers = self._ask(dict.fromkeys(nodes, (questions.rows(words), request)))
         self.places.claim_all(answers, self.settings.federation.num_units, set())
-        told, failures = apart(answers)
-        unfit = {} if task is None else unfit_labels(told, task)
+        replies, failures = apart(answers)
+        unfit = {} if task is None else unfit_labels(replies, task)
         failures |= unfit
-        told = {node: reply for node, reply in told.items() if node not in unfit}
+        replies = {node: reply for node, reply in replies.items() if node not in unfit}
         self.places.failed.update(failures)
         self.places.barred.update(unfit)
         # Without certificates, all units share the options and data, so all must have rows.
         whole = self.places.signed is None and concern_all(failures)
         least = self.settings.federation.min_units or (len(nodes) if whole else 1)
-        if len(told) < least:
-            raise too_few(self.places, len(told), len(nodes), least, failures)
+        if len(replies) < least:
+            raise too_few(self.places, len(replies), len(nodes), least, failures)
         warn_excluded(self.places, failures)
-        return dict(sorted((reply.unit, reply) for reply in told.values()))
+        return dict(sorted((reply.unit, reply) for reply in replies.values()))
 
     def discover(self) -> tuple[Reported, ...]:
         """Ask each node for its cluster's state, and send it the tokeniser and the frozen parts of
@@ -103,7 +103,7 @@ class Units:
         """
         num_units, failed = self.settings.federation.num_units, self.places.failed
         nodes = connected(self.grid, self.settings.federation)
-        told, failures = self._introduce([node for node in nodes if node not in failed], ())
+        reported, failures = self._introduce([node for node in nodes if node not in failed], ())
         later = {node: each for node, each in failed.items() if node in nodes}
         self._met.update(later)
         self._strangers += later.keys() - self.places.barred
@@ -111,17 +111,17 @@ class Units:
             if failure.kind == SILENT:
                 self._calls[node] = Pause().longer(1)
         failures = {**later, **failures}
-        if not told:
+        if not reported:
             raise too_few(self.places, 0, len(nodes), 1, failures)
         certified = self.places.certified()
         places = {node: self.places.place(node, certified) for node in failures}
         known = {places[node]: failure for node, failure in failures.items()}
         others = [failure for node, failure in failures.items() if places[node] is None]
         for unit in range(num_units):
-            if unit not in told:
+            if unit not in reported:
                 absent = others.pop(0) if others else Failure(ABSENT, "no node has this number")
-                told[unit] = known.get(unit, absent)
-        return tuple(told[unit] for unit in range(num_units))
+                reported[unit] = known.get(unit, absent)
+        return tuple(reported[unit] for unit in range(num_units))
 
     def ask_again(self, round_: int, roster: Roster) -> tuple[dict[int, Reported], set[int]]:
         """Ask excluded units that are due, new nodes, and nodes without a usable reply so far for
@@ -132,23 +132,23 @@ class Units:
         """
         online = set(self.grid.get_node_ids())
         self._met &= online
-        came = online - self._met - {*self.nodes.values()}
-        self._strangers = [node for node in self._strangers if node in online and node not in came]
-        self._strangers += sorted(came)
-        gone = {unit for unit, node in self.nodes.items() if node not in online}
+        new = online - self._met - {*self.nodes.values()}
+        self._strangers = [node for node in self._strangers if node in online and node not in new]
+        self._strangers += sorted(new)
+        offline = {unit for unit, node in self.nodes.items() if node not in online}
         calls = {node: self._calls.pop(node, Pause()) for node in self._strangers}
         asked = [node for node, pause in calls.items() if round_ >= pause.until]
-        told, failures = self._introduce(asked, gone, _AGAIN_S)
+        reported, failures = self._introduce(asked, offline, _AGAIN_S)
         self._calls |= {node: pause for node, pause in calls.items() if node not in asked}
         silent = (node for node, failure in failures.items() if failure.kind == SILENT)
         self._calls |= {node: calls[node].longer(round_) for node in silent}
-        warn_excluded(self.places, {node: failures[node] for node in came & failures.keys()})
-        due = {*roster.due(round_)} - told.keys() - gone
+        warn_excluded(self.places, {node: failures[node] for node in new & failures.keys()})
+        due = {*roster.due(round_)} - reported.keys() - offline
         known = due & self.nodes.keys()
         answers = self._states_of(known)
-        self._send_owed(answers)
-        told |= {reply.unit: reply.state for reply in apart(answers)[0].values()}
-        return told, known - told.keys()
+        self._restore_late(answers)
+        reported |= {reply.unit: reply.state for reply in apart(answers)[0].values()}
+        return reported, known - reported.keys()
 
     def states(self, units: Iterable[int]) -> dict[int, Reported]:
         """Ask these units for their current states. Unusable answers are omitted."""
@@ -168,7 +168,7 @@ class Units:
         answers = self.ask({u: (question, each) for u, each in contents.items() if u in asked})
         for unit, answer in answers.items():
             self._at_evaluations.note(unit, answer)
-        others = {unit: RESTS if unit in there else _MISSED for unit in contents.keys() - asked}
+        others = {unit: SUSPENDED if unit in there else _MISSED for unit in contents.keys() - asked}
         return {**others, **answers}
 
     def ask(
@@ -196,26 +196,26 @@ class Units:
         }
 
     def _introduce(
-        self, nodes: Collection[int], gone: Collection[int], timeout_s: float = math.inf
+        self, nodes: Collection[int], offline: Collection[int], timeout_s: float = math.inf
     ) -> tuple[dict[int, Reported], dict[int, Failure]]:
         """Ask ``nodes`` for their states and make them known units. Returns the states by unit, and
-        the failures by node. The places of the units that are ``gone`` are free."""
+        the failures by node. The places of the units that are ``offline`` are free."""
         if not nodes:
             return {}, {}
         answers = self._states(nodes, {}, timeout_s)
         self._met.update(answers)
-        taken = self.nodes.keys() - set(gone)
+        taken = self.nodes.keys() - set(offline)
         self.places.claim_all(answers, self.settings.federation.num_units, taken)
-        self._tell_places(answers)
+        self._send_places(answers)
         self._send_frozen(answers)
-        self._send_owed(answers)
-        told, failures = apart(answers)
-        self.nodes |= {answer.unit: node for node, answer in told.items()}
-        self._strangers = [node for node in self._strangers if node not in told]
+        self._restore_late(answers)
+        replies, failures = apart(answers)
+        self.nodes |= {answer.unit: node for node, answer in replies.items()}
+        self._strangers = [node for node in self._strangers if node not in replies]
         self._strangers += [node for node in failures if node not in self._strangers]
-        return {answer.unit: answer.state for answer in told.values()}, failures
+        return {answer.unit: answer.state for answer in replies.values()}, failures
 
-    def _tell_places(self, answers: dict[int, StateReply | Failure]) -> None:
+    def _send_places(self, answers: dict[int, StateReply | Failure]) -> None:
         """Send nodes that reported a wrong unit number their correct number, and ask them again,
         because devices, for example, are drawn by the unit's number."""
         moved = {
@@ -232,8 +232,8 @@ class Units:
     def _send_frozen(self, answers: dict[int, StateReply | Failure]) -> None:
         """Send each node the parts that it lacks; those that cannot store them become failures."""
         for part in self.digests:  # one at a time: a part may fill the memory
-            told, _ = apart(answers)
-            nodes = [node for node, reply in told.items() if part in reply.lacking]
+            replies, _ = apart(answers)
+            nodes = [node for node, reply in replies.items() if part in reply.lacking]
             if not nodes:
                 continue
             tensors = self.frozen[part]
@@ -242,25 +242,27 @@ class Units:
             answers |= {node: each for node, each in done.items() if isinstance(each, Failure)}
             self.bytes_down += len(nodes) * records.num_bytes(tensors)
 
-    def _send_owed(self, answers: dict[int, StateReply | Failure]) -> None:
+    def _restore_late(self, answers: dict[int, StateReply | Failure]) -> None:
         """Restore the states of units that answer only now. Failures replace their ``answers``."""
-        told, _ = apart(answers)
-        back = {node: reply.unit for node, reply in told.items() if reply.unit in self.owed}
+        replies, _ = apart(answers)
+        back = {
+            node: reply.unit for node, reply in replies.items() if reply.unit in self.unrestored
+        }
         for group in groups_of([*back]):
             asked = {node: self.restoring(back[node]) for node in group}
             for node, done in self._ask(asked).items():
                 if isinstance(done, Failure):
                     answers[node] = done
                 else:
-                    self.owed.remove(back[node])
+                    self.unrestored.remove(back[node])
 
     def _states(
         self, nodes: Iterable[int], known: Mapping[int, int], timeout_s: float = math.inf
     ) -> dict[int, StateReply | Failure]:
         """Ask ``nodes`` for their states. Nodes that are ``known`` receive their unit's number."""
-        anybody = records.pack(self._setup)
+        general = records.pack(self._setup)
         contents = {
-            node: records.pack(replace(self._setup, unit=known[node])) if node in known else anybody
+            node: records.pack(replace(self._setup, unit=known[node])) if node in known else general
             for node in nodes
         }
         return self._ask({n: (questions.STATE, each) for n, each in contents.items()}, timeout_s)

@@ -29,7 +29,7 @@ from collapipe.errors import ConfigError, OwnerError, RoundFailedError
 from collapipe.flower.inline_grid import InlineGrid
 from collapipe.inventory.cluster import ANY_COST as COST
 from collapipe.inventory.file import read_inventory
-from collapipe.runs.rows import load_rows, load_shard, make_tokenizer, tell_rows
+from collapipe.runs.rows import load_rows, load_shard, make_tokenizer, report_rows
 from collapipe.wire import records
 from collapipe.wire.messages import LinkAddress
 from server_app.units import Units
@@ -308,7 +308,7 @@ def test_a_run_without_a_given_tokeniser_makes_one(
     node = {"owner": str(tmp_path / "unit.yaml")}
     (tmp_path / "unit.yaml").write_text(f"data: {{train_file: {mine.name}}}\n")
     settings = owner.load_settings(load_overrides(run).text, node)
-    answer = tell_rows(settings, 0)
+    answer = report_rows(settings, 0)
     assert bool(answer.words) == told
     tokenizer = make_tokenizer(load_overrides(run), [answer])
     assert tokenizer.vocabulary.size == size
@@ -572,9 +572,9 @@ def test_an_error_in_held_out_rows_is_shown_to_their_owner(
 def test_an_unexpected_error_reveals_no_values(tmp_path: Path) -> None:
     """A library's error message may contain values of rows."""
     with pytest.raises(OwnerError) as told:
-        raise owner.as_told(KeyError("secret row"), {"data": "/secret"})
+        raise owner.error_for_server(KeyError("secret row"), {"data": "/secret"})
     assert "secret" not in str(told.value)
-    assert isinstance(owner.as_told(KeyError("a"), {}), KeyError)
+    assert isinstance(owner.error_for_server(KeyError("a"), {}), KeyError)
 
 
 def test_a_server_without_evaluation_rows_names_the_missing_files(tmp_path: Path) -> None:

@@ -112,8 +112,10 @@ def _by_cut(
     rows of ``sent``.
     """
     public, private = (
-        encoder.activations(texts, _generator(held, "dropout", who) if state == "trained" else None)
-        for who, texts in (("public", held.public), ("private", held.private))
+        encoder.activations(
+            texts, _generator(held, "dropout", side) if state == "trained" else None
+        )
+        for side, texts in (("public", held.public), ("private", held.private))
     )
     table = inverters.table_of(encoder, held.tokenizer.vocabulary.size)
     for blocks, rows in enumerate(zip(public, private, strict=True)):
@@ -143,8 +145,8 @@ def _recoveries(
     and rounding are applied here. Without ``whole``, only fitted attacks are used."""
     size, texts = len(table), held.private
     public, private = (
-        travelled(each, condition.precision, condition.noise, _generator(held, "wire", who))
-        for who, each in zip(("public", "private"), rows, strict=True)
+        travelled(each, condition.precision, condition.noise, _generator(held, "wire", side))
+        for side, each in zip(("public", "private"), rows, strict=True)
     )
     pooled = condition.reads == "first"
     known = _known(held.public, public, pooled)
@@ -214,15 +216,15 @@ def _targets(settings: Settings) -> str:
 
 def _hidden(settings: Settings) -> str:
     """Return sentences about what masks and noise hide from the server; empty without both."""
-    chosen, told, what = settings.privacy, list[str](), "updates"
+    chosen, sentences, what = settings.privacy, list[str](), "updates"
     if chosen.secure_aggregation:
-        told.append("This run's units mask theirs: the server gets sums alone.")
+        sentences.append("This run's units mask theirs: the server gets sums alone.")
         what = "sums"
     if chosen.noise_multiplier:
         when = "with" if chosen.noise_by == "units" else "before"
         noise = f"privacy.noise_multiplier={chosen.noise_multiplier:g}"
-        told.append(f"The server sees {what} {when} the run's noise of {noise}.")
-    return " ".join(told)
+        sentences.append(f"The server sees {what} {when} the run's noise of {noise}.")
+    return " ".join(sentences)
 
 
 def _generator(held: Material, *purpose: str) -> torch.Generator:

@@ -62,8 +62,8 @@ def headline(found: Audit) -> str:
             "The units of this run send no activations, and the server gets none. The tables show "
             "what it would get if heads were on it."
         )
-    behind = counted(sent.blocks, "block")
-    return f"The server gets {SENT[sent.reads]} behind {behind}, {sent.precision}."
+    blocks = counted(sent.blocks, "block")
+    return f"The server gets {SENT[sent.reads]} behind {blocks}, {sent.precision}."
 
 
 def baseline(found: Audit) -> str:
@@ -73,8 +73,8 @@ def baseline(found: Audit) -> str:
         for each in found.recoveries
         if each.attack == _BASELINE
     }
-    told = (f"{share} % with {reads}" for reads, share in shares.items())
-    return f"Guessing the most frequent tokens finds {', '.join(told)}."
+    texts = (f"{share} % with {reads}" for reads, share in shares.items())
+    return f"Guessing the most frequent tokens finds {', '.join(texts)}."
 
 
 def chosen(found: Audit, field: str) -> list[Recovery]:
@@ -129,12 +129,12 @@ def percent(share: Share | None) -> str:
 
 def membership_text(found: Audit) -> str:
     """Return a sentence about membership inference by losses."""
-    told = found.membership
-    if told is None:
+    membership = found.membership
+    if membership is None:
         return "not measured: the training rows are on their owners' machines alone"
     return (
-        f"advantage {percent(told.advantage)} %, AUC {percent(told.auc)} %, by the loss of "
-        f"{told.rows} rows of either kind"
+        f"advantage {percent(membership.advantage)} %, AUC {percent(membership.auc)} %, by the "
+        f"loss of {membership.rows} rows of either kind"
     )
 
 

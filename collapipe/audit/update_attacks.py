@@ -140,12 +140,12 @@ def _measured(
         for condition, counted in counts.items():
             noise = torch.Generator().manual_seed(derive(seed, "audit", "noise", len(counted)))
             deviation = condition.noise_multiplier * bound
-            came = {
+            received = {
                 name: arrived(change, condition.precision, deviation, noise)
                 for name, change in changes.items()
             }
-            of_words = words.counted(batches, came) if words else [0] * 5
-            of_labels = labels.counted(batches, came) if labels else [0] * 3
+            of_words = words.counted(batches, received) if words else [0] * 5
+            of_labels = labels.counted(batches, received) if labels else [0] * 3
             counted.append(of_words + of_labels)
     return [_recovery(condition, torch.tensor(counted)) for condition, counted in counts.items()]
 

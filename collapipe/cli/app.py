@@ -17,7 +17,7 @@ from collapipe.cli import credentials, deploy
 from collapipe.cli.device import command as device
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
-from collapipe.own_packages import NAMES, find_own_packages_first, told_of_plugin
+from collapipe.own_packages import NAMES, error_of_plugin, find_own_packages_first
 from collapipe.process.allocator import share_heap
 from collapipe.process.children import end_with_parent
 from collapipe.process.extras import missing
@@ -112,10 +112,10 @@ def _status() -> int:
         complain(f"error: code of your own ended the command with sys.exit({error.code!r})")
         return CollaPipeError.exit_status
     except Exception as error:
-        if (told := told_of_plugin(error)) is None:
+        if (plugin_error := error_of_plugin(error)) is None:
             raise
         _log.debug("raised here", exc_info=error)
-        complain(f"error: {told}; collapipe --verbose … shows more")
+        complain(f"error: {plugin_error}; collapipe --verbose … shows more")
         return CollaPipeError.exit_status
 
 

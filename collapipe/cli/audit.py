@@ -28,13 +28,13 @@ def audit_run(
             f"{run_dir}: the run has not ended, or it was killed; wait for its end, or continue it:"
             f" collapipe resume {quote(str(run_dir))}"
         )
-    _check_ours(run_dir)
+    _check_replaceable(run_dir)
     found = audit(Material.of(run_dir, trusted, unit, public, rows))
     show(found, Console(highlight=False, markup=False))
     _write(run_dir, found)
 
 
-def _check_ours(run_dir: Path) -> None:
+def _check_replaceable(run_dir: Path) -> None:
     """Raise ``ConfigError`` if a file would be replaced that no audit wrote."""
     picture = run_dir / PICTURE
     before = read_audit(run_dir)
@@ -65,5 +65,5 @@ def show(found: Audit, console: Console) -> None:
         console.print(f"\n{title}", style="bold", soft_wrap=True)
         print_table(console, columns, rows)
     console.print()
-    told = ("targets", found.targets), ("updates", sections.updates_text(found))
-    print_lines(console, [*told, ("membership", sections.membership_text(found))])
+    lines = ("targets", found.targets), ("updates", sections.updates_text(found))
+    print_lines(console, [*lines, ("membership", sections.membership_text(found))])

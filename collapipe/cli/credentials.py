@@ -69,20 +69,20 @@ def sign(
     from collapipe.process import files
 
     opened = AuthorityFolder(authority)
-    asked = read_request(files.read(request, "bring a member's request.pem"), request)
-    opened.check_free(asked, role)
-    shown = fingerprint(asked.public_key)
-    print(f"name         {asked.name}\nrole         {role}\nfingerprint  {shown}")
+    member = read_request(files.read(request, "bring a member's request.pem"), request)
+    opened.check_free(member, role)
+    shown = fingerprint(member.public_key)
+    print(f"name         {member.name}\nrole         {role}\nfingerprint  {shown}")
     if expected is not None:
         _compare(shown, expected, request)
     elif not yes:
         _ask(request)
-    file, bundle = opened.sign(asked, role, days)
+    file, bundle = opened.sign(member, role, days)
     print(f"valid until  {bundle.expires:%F %R} UTC")
     print(f"authority    {opened.fingerprint}")
     print(f"signed       {file}")
     install = f"collapipe credentials install DIR {quote(file.name)}"
-    print(f"next         bring it to {asked.name}: {install}")
+    print(f"next         bring it to {member.name}: {install}")
 
 
 @app.command()

@@ -81,8 +81,8 @@ def check(
         found += check_owner(path, read_owner(path))
     console = Console(highlight=False, markup=False, emoji=False)
     for each in found:
-        told = each.found if each.error is None else f"PROBLEM: {each.error}"
-        print_lines(console, [(each.what, printable(told))])
+        result = each.found if each.error is None else f"PROBLEM: {each.error}"
+        print_lines(console, [(each.what, printable(result))])
         if each.error is not None and each.way_out:
             print_lines(console, [("", f"→ {printable(each.way_out)}")])
     wrong = sum(each.error is not None for each in found)

@@ -12,7 +12,7 @@ from collapipe.config.trust import check_addresses, check_plugins
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import ConfigError, faults_of, one_line
 from collapipe.runs.folder import check_plain, read_overrides
-from server_app.checkpoints.resumption import check_goes_on, load_checkpoint
+from server_app.checkpoints.resumption import check_resumable, load_checkpoint
 
 _REFERENCE = re.compile(r"\$\\*\{")  # also with backslashes that the parser will remove
 
@@ -35,7 +35,7 @@ def resume_run(
     found = load_checkpoint(config.complete(began), checkpoint)
     settled = merged(began_with, [*overrides, here])
     settings = _load(run_dir, settled, overrides)
-    check_goes_on(settings, found)
+    check_resumable(settings, found)
     check_addresses(settings, {each.key_or_group for each in parse(overrides)})
     start(settings, found.name)
 

@@ -18,7 +18,7 @@ from collapipe.config.overrides import expand, parse, setting
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 from collapipe.formatting import print_table
-from collapipe.own_packages import find_own_packages_first, told_of_plugin
+from collapipe.own_packages import error_of_plugin, find_own_packages_first
 from collapipe.runs.folder import check_unused
 from collapipe.runs.reading import read_run
 
@@ -118,9 +118,9 @@ def _failure(overrides: Sequence[str]) -> str | None:
         print(f"error: {cause}", file=sys.stderr)
         return cause
     except Exception as error:  # a user's class may raise anything; the other jobs continue
-        if told := told_of_plugin(error):
-            print(f"error: {told}", file=sys.stderr)
-            return told
+        if plugin_error := error_of_plugin(error):
+            print(f"error: {plugin_error}", file=sys.stderr)
+            return plugin_error
         traceback.print_exc()
         return f"{type(error).__name__}: {printable(str(error))}"
     return None

@@ -137,14 +137,14 @@ class ProcessFamily:
     def signal(self, number: signal.Signals, name: str = "") -> None:
         """Send a signal to the members with this command and wait until they are gone."""
         deadline = math.inf  # set later: on a busy machine the first search may take long
-        asked: set[psutil.Process] = set()
+        signalled: set[psutil.Process] = set()
         while (targets := self.named(name)) and time.monotonic() < deadline:
-            for process in targets - asked:
+            for process in targets - signalled:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
-            if not asked:
+            if not signalled:
                 deadline = time.monotonic() + _GRACE_SECONDS
-            asked |= targets
+            signalled |= targets
             time.sleep(_POLL_SECONDS)
 
     def named(self, name: str) -> set[psutil.Process]:

@@ -101,10 +101,10 @@ def _results(run: reading.Run) -> list[Line]:
     if trained:
         lines.append(("train loss", f"{trained[-1].train_loss:.4f} (round {trained[-1].round})"))
     if evaluated and (score := evaluated[-1].metric):
-        told = f"{score.value:.4g} (round {evaluated[-1].round})"
+        text = f"{score.value:.4g} (round {evaluated[-1].round})"
         if evaluated[-1].evaluation_loss is not None:
-            told += f", evaluation loss {evaluated[-1].evaluation_loss:.4f}"
-        lines.append((printable(score.name)[:11], told))
+            text += f", evaluation loss {evaluated[-1].evaluation_loss:.4f}"
+        lines.append((printable(score.name)[:11], text))
     if run.summary and (metric := run.summary.metric):
         lines.append(("test", f"{one_line(metric.name)} {metric.value:.4g}"))
     if run.rounds:
@@ -115,11 +115,11 @@ def _results(run: reading.Run) -> list[Line]:
 def _units(run: reading.Run, last: RoundReport) -> list[Line]:
     """Return how many units trained or took part in the last round, and why others did not."""
     scheduled = counted(len(last.plan.clusters), "scheduled unit")
-    told = f"{len(last.units)} of {scheduled} {'trained' if run.trained else 'took part'}"
+    result = f"{len(last.units)} of {scheduled} {'trained' if run.trained else 'took part'}"
     if last.skipped:
-        told = f"round skipped: {printable(last.skipped)}"
+        result = f"round skipped: {printable(last.skipped)}"
     causes = (("failed", last.failures), ("excluded", last.excluded))
-    return [("units", told)] + [
+    return [("units", result)] + [
         (what, f"{run.called(unit)}: {printable(why)}")
         for what, units in causes
         for unit, why in units.items()
@@ -137,9 +137,9 @@ def _devices(run: reading.Run, last: RoundReport) -> list[Line]:
         for unit, devices in last.devices.items()
         for each in devices
     ]
-    happened = ((unit, event) for unit, events in last.events.items() for event in events)
+    reported = ((unit, event) for unit, events in last.events.items() for event in events)
     return lines + [
-        ("event", f"{run.called(unit)}: {printable(event)}") for unit, event in happened
+        ("event", f"{run.called(unit)}: {printable(event)}") for unit, event in reported
     ]
 
 

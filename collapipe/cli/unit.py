@@ -47,7 +47,7 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     files.make_folder(kept)
     lock = _locked(kept.with_name(kept.name + _LOCK), str(owner.name))
     if (account := account_of({"owner": str(file)})) is not None:
-        print(f"{owner.name}: {account.told()}", flush=True)
+        print(f"{owner.name}: {account.summary()}", flush=True)
     if metrics_port is not None:
         _serve_metrics(metrics_port)
     try:
@@ -86,9 +86,9 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) ->
         for each in check_unit(file):
             if each.error and each.bars:
                 kind = RefusedUnitError if each.refused else LinkError
-                raise kind(f"{owner.name} cannot take part: {each.told}")
+                raise kind(f"{owner.name} cannot take part: {each.error_line}")
             if each.error:
-                print(f"{owner.name}: {each.told}", flush=True)
+                print(f"{owner.name}: {each.error_line}", flush=True)
         why = _dial(file, owner, own, (port, secret), answers)
         print(f"{owner.name}: its SuperNode ended ({why})", flush=True)
         time.sleep(_PAUSE_S)

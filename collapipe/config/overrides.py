@@ -101,9 +101,9 @@ def literal(value: object, *, references: bool = False) -> str:
     if isinstance(value, list):
         return f"[{','.join(literal(each, references=references) for each in value)}]"
     if isinstance(value, dict):
-        odd = [key for key in value if not re.fullmatch(r"[\w.-]+", str(key))]
-        if odd:
-            raise ConfigError(f"{one_line(odd[0])}: cannot be the name of an option; rename it")
+        invalid = [key for key in value if not re.fullmatch(r"[\w.-]+", str(key))]
+        if invalid:
+            raise ConfigError(f"{one_line(invalid[0])}: cannot be the name of an option; rename it")
         pairs = (f"{key}: {literal(each, references=references)}" for key, each in value.items())
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, int | float):

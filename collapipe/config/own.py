@@ -66,13 +66,13 @@ def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> 
 def _settled(wanted: DictConfig, values: Sequence[str]) -> list[str]:
     """Return overrides that make ``wanted``, with references resolved, then ``values``."""
     defaults = choices_of(composed([]))
-    ours = [  # choices of built-in files, also those that a user's file made
+    built_in = [  # choices of built-in files, also those that a user's file made
         f"{group}={name}"
         for group, name in choices_of(wanted).items()
         if group != _FOLLOWING and name != defaults.get(group) and not _lacks(group, name)
     ]
-    changes = list(_differences(unresolved(composed(ours)), unresolved(wanted)))
-    settled = [*ours, *changes, *values]
+    changes = list(_differences(unresolved(composed(built_in)), unresolved(wanted)))
+    settled = [*built_in, *changes, *values]
     options = options_of(composed(settled))
     for each in parse(changes):
         if "${" in str(each.input_line):

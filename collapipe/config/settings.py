@@ -190,7 +190,7 @@ def check_members(option: str, plugin: object, seam: type[Any]) -> None:
     methods = {name for name in wanted if inspect.isfunction(getattr(seam, name))}
     if missing := sorted(wanted - {*dir(plugin)}):
         fault = f"lacks {', '.join(missing)}"
-    elif other := [name for name in sorted(methods) if not _takes_those_of(plugin, seam, name)]:
+    elif other := [name for name in sorted(methods) if not _takes_arguments_of(plugin, seam, name)]:
         fault = f"{other[0]} must take ({', '.join(_arguments(seam, other[0]))})"
     else:
         return
@@ -199,7 +199,7 @@ def check_members(option: str, plugin: object, seam: type[Any]) -> None:
     raise ConfigError(f"{option}._target_={target}: {fault}; {described}")
 
 
-def _takes_those_of(plugin: object, seam: type[Any], name: str) -> bool:
+def _takes_arguments_of(plugin: object, seam: type[Any], name: str) -> bool:
     """Whether a method of ``plugin`` can be called with the arguments of the one of ``seam``."""
     try:
         inspect.signature(getattr(plugin, name)).bind(*_arguments(seam, name))

@@ -106,13 +106,13 @@ def check_addresses(settings: Settings, given: Collection[str]) -> None:
     the user has ``given`` again is confirmed.
     """
     federation, mlflow, link = settings.runtime.federation, settings.tracking.mlflow, settings.link
-    asked = {
+    requested = {
         "runtime.federation": (federation, "to train there", None),
         "tracking.mlflow": (mlflow, "to send curves there", "null"),
         "link.host": (link.host, "to listen to other machines", "127.0.0.1"),
         "link.advertise": (link.advertise, "to have units dial there", "null"),
     }
-    for option, (value, what, safe) in asked.items():
+    for option, (value, what, safe) in requested.items():
         if value and value not in _OWN_MACHINE and option not in given:
             instead = f", or else add {option}={safe}" if safe else ""
             raise ConfigError(

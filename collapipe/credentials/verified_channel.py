@@ -123,12 +123,12 @@ def _shown(credentials: Credentials, address: str, server_name: str, timeout_s: 
         late.start()
         try:
             secured.do_handshake()
-            shown, spoke = secured.getpeercert(binary_form=True), _spoke(secured)
+            shown, accepted = secured.getpeercert(binary_form=True), _is_accepted(secured)
         finally:
             late.cancel()
             late.join()
     assert shown is not None
-    if not spoke:
+    if not accepted:
         raise WireError(
             f"closed the connection on {credentials.member}; is its certificate of the same "
             "authority, and are the clocks right?"
@@ -141,7 +141,7 @@ def _end(connection: ssl.SSLSocket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # wakes the waiting thread
 
 
-def _spoke(secured: ssl.SSLSocket) -> bool:
+def _is_accepted(secured: ssl.SSLSocket) -> bool:
     """Whether the server accepted our certificate: then it sends the first HTTP/2 frame."""
     try:
         return bool(secured.recv(1))

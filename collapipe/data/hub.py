@@ -64,7 +64,7 @@ def load(place: str, name: str, config: str | None) -> dict[str, Opened]:
 
     Messages use ``name`` for the data set.
     """
-    with _told(name):
+    with _data_errors(name):
         _check_card(place, name)
         builder = load_dataset_builder(place, config)
         if not isinstance(builder, _SAFE):
@@ -77,12 +77,12 @@ def load(place: str, name: str, config: str | None) -> dict[str, Opened]:
 
 
 def _opened(builder: DatasetBuilder, split: str, name: str) -> Dataset:
-    with _told(name):
+    with _data_errors(name):
         return builder.as_dataset(split)
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _data_errors(name: str) -> Iterator[None]:
     """Convert the library's errors into ``DataError``."""
     try:
         yield

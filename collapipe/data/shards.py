@@ -26,11 +26,11 @@ def shard(partitioner: "Partitioner", unit: int) -> Dataset:
 
     Raises ``DataError`` if the rows cannot be divided, or the unit would get none.
     """
-    mine, num_rows = part(partitioner, unit), len(partitioner.dataset)
-    if len(mine) == 0:
+    rows, num_rows = part(partitioner, unit), len(partitioner.dataset)
+    if len(rows) == 0:
         kind = type(partitioner).__name__
         raise DataError(f"unit {unit}: {kind} gives it 0 of {num_rows} rows; {WAY_OUT}")
-    return mine
+    return rows
 
 
 def part(partitioner: "Partitioner", unit: int) -> Dataset:
@@ -40,15 +40,15 @@ def part(partitioner: "Partitioner", unit: int) -> Dataset:
         # Hide progress bars and warnings of repeated draws; real faults are raised.
         with _quiet, redirect_stderr(StringIO()):
             count = partitioner.num_partitions
-            mine = partitioner.load_partition(unit) if unit < count else None
+            rows = partitioner.load_partition(unit) if unit < count else None
     except Exception as error:  # each partitioner raises its own classes
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(
             f"unit {unit}: {kind} cannot divide {num_rows} rows ({cause}); {WAY_OUT}"
         ) from error
-    if mine is None:
+    if rows is None:
         raise DataError(f"unit {unit}: {kind} makes {count} shards of {num_rows} rows; {WAY_OUT}")
-    return mine
+    return rows
 
 
 def batch_rows(lengths: Sequence[int], batch_size: int, step: int, seed: int) -> NDArray[np.int64]:

@@ -121,7 +121,7 @@ def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
     """
     flat = rows.flatten()
     if MESSAGES in names:
-        return _beside(flat, names, read_conversations(flat, names, where))
+        return _with_other_columns(flat, names, read_conversations(flat, names, where))
     for column, name in names.items():
         if name not in flat.column_names:
             there = ", ".join(map(repr, flat.column_names[:_SHOWN]))
@@ -139,14 +139,14 @@ def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
     read = {column: _read(flat, column, name, where) for column, name in names.items()}
     if "tokens" in read and "tags" in read:
         _check_tags(read["tokens"], read["tags"], where)
-    return _beside(flat, names, Dataset.from_dict(read))
+    return _with_other_columns(flat, names, Dataset.from_dict(read))
 
 
-def _beside(flat: Dataset, names: Mapping[str, str], mine: Dataset) -> Dataset:
-    """Return the task's columns ``mine`` with the other columns of ``flat``."""
-    gone = {*names, *names.values(), *mine.column_names} & set(flat.column_names)
-    others = flat.remove_columns(sorted(gone))
-    return concatenate_datasets([others, mine], axis=1) if others.column_names else mine
+def _with_other_columns(flat: Dataset, names: Mapping[str, str], own: Dataset) -> Dataset:
+    """Return the task's columns ``own`` with the other columns of ``flat``."""
+    replaced = {*names, *names.values(), *own.column_names} & set(flat.column_names)
+    others = flat.remove_columns(sorted(replaced))
+    return concatenate_datasets([others, own], axis=1) if others.column_names else own
 
 
 def _read(rows: Dataset, column: str, name: str, where: str) -> list[Any]:

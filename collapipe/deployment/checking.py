@@ -55,7 +55,7 @@ class Finding:
         return cls(what, error=problem, way_out=way_out)
 
     @property
-    def told(self) -> str:
+    def error_line(self) -> str:
         """The error with its way out, on one line."""
         return f"{self.what}: {self.error}; {self.way_out}"
 
@@ -139,11 +139,11 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
     host, port = host_and_port(address)
     context = ssl.create_default_context(cafile=str(own.folder / AUTHORITY))
     key = fingerprint(public_key(x509.load_pem_x509_certificate(own.certificate)))
-    asked = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+    connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
     try:
-        asked.request("GET", f"{ADMITTED}{url_quote(key)}")
-        answer = asked.getresponse()
-        told, date = json.loads(answer.read(2**16)), answer.headers["Date"]
+        connection.request("GET", f"{ADMITTED}{url_quote(key)}")
+        answer = connection.getresponse()
+        status, date = json.loads(answer.read(2**16)), answer.headers["Date"]
     except ssl.SSLCertVerificationError as error:
         why = f"shows a certificate that is not this federation's ({error.verify_message})"
         yield Finding("server", error=f"{address}: {why}", way_out="correct server in the file")
@@ -154,20 +154,20 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
         yield Finding("server", error=why, way_out=serve, bars=False)
         return
     finally:
-        asked.close()
+        connection.close()
     yield Finding("server", address)
     off_s = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
     clock = f"{off_s:.0f} s from the server's, {_CLOCKS_DIFFER_S:.0f} s are allowed"
     yield Finding("clock", clock, clock if off_s > _CLOCKS_DIFFER_S else None, "set the clock")
-    here, there = f"collapipe {__version__}", f"collapipe {told['collapipe']}"
-    both = f"{here}, flwr {version('flwr')}", f"{there}, flwr {told['flwr']}"
+    here, there = f"collapipe {__version__}", f"collapipe {status['collapipe']}"
+    both = f"{here}, flwr {version('flwr')}", f"{there}, flwr {status['flwr']}"
     differ = f"here is {both[0]}, there {both[1]}" if both[0] != both[1] else None
     yield Finding("version", both[0], differ, "install the same", bars=False)
-    if told["admitted"] is None:
+    if status["admitted"] is None:
         starting = "the server starts and admits units"
         yield Finding("key", error=starting, way_out="try again", bars=False)
         return
-    unknown = None if told["admitted"] else "the server does not know the unit's key"
+    unknown = None if status["admitted"] else "the server does not know the unit's key"
     sign = "have the request signed there with --role unit, and deploy serve running"
     yield Finding("key", "admitted", unknown, sign, refused=unknown is not None)
 

@@ -29,7 +29,7 @@ def ask(folder: ServerFolder, method: str, question: Mapping[str, Any]) -> dict[
     try:
         server.request("POST", f"{CONTROL}{method}", json.dumps(question))
         answer = server.getresponse()
-        told = answer.read()
+        content = answer.read()
     except (OSError, HTTPException) as error:
         way_out = f"collapipe deploy serve {quote(str(folder.root))}"
         raise LinkError(
@@ -38,6 +38,6 @@ def ask(folder: ServerFolder, method: str, question: Mapping[str, Any]) -> dict[
     finally:
         server.close()
     if answer.status != HTTPStatus.OK:
-        why = one_line(told[:_LONGEST].decode(errors="replace"))
+        why = one_line(content[:_LONGEST].decode(errors="replace"))
         raise LinkError(f"port {port}: the SuperLink refuses {method} ({answer.status}: {why})")
-    return dict(json.loads(told))
+    return dict(json.loads(content))

@@ -10,7 +10,7 @@ from collapipe.deployment.control import ask
 from collapipe.deployment.server_folder import ServerFolder
 from collapipe.deployment.serving import keys
 
-_NOBODY: Mapping[str, Any] = {"status": "not admitted"}
+_NOT_ADMITTED: Mapping[str, Any] = {"status": "not admitted"}
 _NEVER, _FINISHED = "registered", "finished"  # Flower's states: node never seen; run ended
 ONLINE = "online"
 _CHANGED_AT = {ONLINE: "last_activated_at", "offline": "last_deactivated_at"}
@@ -46,7 +46,7 @@ def overview(folder: ServerFolder) -> tuple[list[UnitThere], list[RunThere]]:
     nodes = {each.get("node_id"): each for each in listed}
     signed, known = keys(folder), folder.nodes() or {}
     units = [
-        _unit(name, nodes.get(known.get(signed.get(name, ""), ""), _NOBODY))
+        _unit(name, nodes.get(known.get(signed.get(name, ""), ""), _NOT_ADMITTED))
         for name in [*named, *sorted(signed.keys() - {*named})]
     ]
     runs = [
@@ -63,8 +63,8 @@ def run_states(folder: ServerFolder, number: str | None = None) -> dict[str, str
     Raises as ``overview``.
     """
     question = {} if number is None else {"run_id": number}
-    told = ask(folder, "list-runs", question).get("run_dict", {})
-    states = {number: each.get("status", {}) for number, each in told.items()}
+    listed = ask(folder, "list-runs", question).get("run_dict", {})
+    states = {number: each.get("status", {}) for number, each in listed.items()}
     return {
         number: ":".join(filter(None, (each.get("status"), each.get("sub_status"))))
         for number, each in states.items()

@@ -102,9 +102,9 @@ def bring(home: Path, connection: str, run_id: str, run_dir: Path) -> None:
 
 
 def _dialled(home: Path, connection: str) -> HTTPSConnection:
-    told = tomllib.loads((home / "config.toml").read_text())["superlink"][connection]
-    host, port = host_and_port(told["address"])
-    context = ssl.create_default_context(cafile=told.get("root-certificates"))
+    options = tomllib.loads((home / "config.toml").read_text())["superlink"][connection]
+    host, port = host_and_port(options["address"])
+    context = ssl.create_default_context(cafile=options.get("root-certificates"))
     return HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
 
 
@@ -116,8 +116,8 @@ def _bring(server: HTTPSConnection, run_id: str, run_dir: Path) -> int | None:
     if answer.status == HTTPStatus.NO_CONTENT:
         return None
     if answer.status != HTTPStatus.OK:
-        said = answer.read(_LONGEST).decode(errors="replace")
-        raise LinkError(f"the server answers {answer.status}: {said}")
+        text = answer.read(_LONGEST).decode(errors="replace")
+        raise LinkError(f"the server answers {answer.status}: {text}")
     with tempfile.TemporaryDirectory(prefix=f".{run_dir.name}.", dir=run_dir.parent) as partial:
         count = unpack(cast(IO[bytes], answer), Path(partial))
         for each in sorted(Path(partial).iterdir()):

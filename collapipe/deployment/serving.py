@@ -121,11 +121,11 @@ class Nodes:
         """Admit all units with a valid certificate and no others, and print the changes."""
         authority = AuthorityFolder(self._folder.authority)
         units, before = admissible(authority), self._units
-        new, gone = units.keys() - before.keys(), before.keys() - units.keys()
-        revoked = {key for key in gone if authority.state(before[key]) == "revoked"}
+        new, left_out = units.keys() - before.keys(), before.keys() - units.keys()
+        revoked = {key for key in left_out if authority.state(before[key]) == "revoked"}
         for key in new - self._numbers.keys():
             self._numbers[key] = self._register(units[key])
-        if new or gone or not self._file.exists():
+        if new or left_out or not self._file.exists():
             admitted = {key: self._numbers[key] for key in units}
             files.replace(self._file, json.dumps(admitted).encode())
         self._units = units
@@ -135,7 +135,7 @@ class Nodes:
             print(f"unit {name} admitted", flush=True)
         for name in sorted(before[key].member.name for key in revoked):
             print(f"unit {name} revoked", flush=True)
-        for name in sorted(before[key].member.name for key in gone - revoked):
+        for name in sorted(before[key].member.name for key in left_out - revoked):
             print(
                 f"unit {name} left out: its certificate has expired; sign its renewal", flush=True
             )

@@ -41,10 +41,10 @@ def submit(app_dir: Path, settings: Settings, how: str, resume: str | None = Non
             succeeded = flower.wait(run_id, *connection, states_of=states_of)
         except KeyboardInterrupt:
             flower.ask("stop", run_id, *connection)
-            told = f"it goes on with: {how}"
+            advice = f"it goes on with: {how}"
             if not connection:  # its folder is on this machine
-                told = how_to_go_on(Path(settings.run_dir), how)
-            print(f"stopped      run {run_id} on all machines; {told}", flush=True)
+                advice = how_to_go_on(Path(settings.run_dir), how)
+            print(f"stopped      run {run_id} on all machines; {advice}", flush=True)
             raise
         except LinkError as error:
             raise LinkError(

@@ -24,10 +24,10 @@ def unpack_law(tensors: Tensors) -> StepLaw | None:
     """Invert ``pack_law``. Raises ``WireError`` if the tensors are not a possible law."""
     if not tensors:
         return None
-    told = tensors.get(_NAME, torch.empty(0))
-    if len(tensors) > 1 or told.dtype != torch.uint8 or not 0 < told.nbytes <= _MOST_BYTES:
-        raise WireError(f"the law of a step: {[*tensors][:3]}, {told.dtype} {list(told.shape)}")
+    packed = tensors.get(_NAME, torch.empty(0))
+    if len(tensors) > 1 or packed.dtype != torch.uint8 or not 0 < packed.nbytes <= _MOST_BYTES:
+        raise WireError(f"the law of a step: {[*tensors][:3]}, {packed.dtype} {list(packed.shape)}")
     try:
-        return _LAW.validate_json(told.numpy().tobytes())
+        return _LAW.validate_json(packed.numpy().tobytes())
     except (ValidationError, CollaPipeError) as error:
         raise WireError(f"the law of a step: {one_line(error)}") from error

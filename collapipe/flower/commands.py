@@ -146,8 +146,8 @@ class Flower:
             if states_of is not None:
                 found = states_of(run_id).get(run_id)
             else:
-                told = self.ask("list", *connection, "--run-id", run_id, wanted="runs")
-                found = str(told[0].get("status", "")) if told else None
+                runs = self.ask("list", *connection, "--run-id", run_id, wanted="runs")
+                found = str(runs[0].get("status", "")) if runs else None
             if found is None:  # Flower keeps runs in memory
                 raise LinkError(
                     f"the SuperLink knows no run {run_id}: another one was started meanwhile"
@@ -196,10 +196,10 @@ def wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> N
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = last_line(log.read_text(errors="replace"))
+            cause = last_line(log.read_text(errors="replace"))
             raise CollaPipeError(
                 f"port {port}: Flower ended with status {process.returncode} before it listened "
-                f"there; free the port or run again: {said}"
+                f"there; free the port or run again: {cause}"
             )
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return

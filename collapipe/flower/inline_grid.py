@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from collapipe.own_packages import told_of_plugin
+from collapipe.own_packages import error_of_plugin
 from collapipe.process.cancellation import cancellable
 from collapipe.wire import kept_file
 
@@ -104,7 +104,7 @@ class InlineGrid(Grid):
             answer = self._client_app(message, self._contexts[node_id])
         except BaseException as error:  # every message needs a reply
             _log.debug("a unit raised", exc_info=True)
-            own = told_of_plugin(error) if isinstance(error, Exception) else None
+            own = error_of_plugin(error) if isinstance(error, Exception) else None
             reason = own or f"{type(error).__name__}: {error}"
             answer = Message(Error(_APP_ERROR, reason), reply_to=message)
         self._busy.remove(node_id)

@@ -45,19 +45,19 @@ def make_prompt(grid: Grid) -> Grid:
     Flower's grids poll every 0.1 s (simulated) or 3 s (deployed), even in a short round. If a node
     has left or cannot be reached, Flower sends an error in its own name, or nothing.
     """
-    coming = Replies.of(grid)
-    pull = grid.pull_messages if coming is None else coming.pull
+    puller = Replies.of(grid)
+    pull = grid.pull_messages if puller is None else puller.pull
 
     def send_and_receive(
         messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        asked, replies = list(messages), list[Message]()
-        ids: list[str | None] = [*grid.push_messages(asked)] or [None] * len(asked)
-        waiting = {key: each for key, each in zip(ids, asked, strict=True) if key is not None}
+        questions, replies = list(messages), list[Message]()
+        ids: list[str | None] = [*grid.push_messages(questions)] or [None] * len(questions)
+        waiting = {key: each for key, each in zip(ids, questions, strict=True) if key is not None}
         error = Error(_NODE_UNAVAILABLE, "Flower could not send the message to the node")
         replies += [
             Message(error, reply_to=each)
-            for key, each in zip(ids, asked, strict=True)
+            for key, each in zip(ids, questions, strict=True)
             if key is None
         ]
         began = time.monotonic()
@@ -68,11 +68,11 @@ def make_prompt(grid: Grid) -> Grid:
                 request = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if request is None:
                     continue  # a reply to an earlier question
-                gone = reply.has_error()
-                replies.append(Message(reply.error, reply_to=request) if gone else reply)
+                failed = reply.has_error()
+                replies.append(Message(reply.error, reply_to=request) if failed else reply)
             if not waiting or last:
-                if coming is not None:
-                    coming.forget(waiting)
+                if puller is not None:
+                    puller.forget(waiting)
                 return replies
             waited_s = time.monotonic() - began
             pause_s = min(max(_FIRST_PAUSE_S, _SHARE * waited_s), _LAST_PAUSE_S)
@@ -84,7 +84,7 @@ def make_prompt(grid: Grid) -> Grid:
 
 
 @dataclass
-class _Coming:
+class _PartialReply:
     """A reply whose parts may not all have reached the SuperLink yet."""
 
     metadata: Metadata
@@ -98,7 +98,7 @@ class Replies:
     """Pulls the replies to the questions of one ServerApp."""
 
     grid: "HttpGrid"
-    _coming: dict[str, _Coming] = field(default_factory=dict)
+    _partial: dict[str, _PartialReply] = field(default_factory=dict)
     _late: dict[str, None] = field(default_factory=dict)  # messages without a reply, oldest first
 
     @classmethod
@@ -113,7 +113,7 @@ class Replies:
         The SuperLink would keep late replies until the run's end, so ``pull`` removes them. It asks
         for the last ``_MOST_LATE`` such messages, so that its request has a bounded size.
         """
-        for key in [*self._coming]:
+        for key in [*self._partial]:
             self._confirm(key)
         self._late |= dict.fromkeys(message_ids)
         for oldest in [*self._late][:-_MOST_LATE]:
@@ -126,27 +126,27 @@ class Replies:
         A reply of which some parts have not arrived is not requested again: the SuperLink deletes
         a message when it announces the reply, and would report the message as unavailable.
         """
-        arriving = {each.metadata.reply_to_message_id for each in self._coming.values()}
-        asked = {*message_ids} - arriving
-        wanted = PullAppMessagesRequest(message_ids=[*asked, *self._late])
+        arriving = {each.metadata.reply_to_message_id for each in self._partial.values()}
+        requested = {*message_ids} - arriving
+        wanted = PullAppMessagesRequest(message_ids=[*requested, *self._late])
         found = self.grid._runtime_client.PullMessages(wanted)
         for each, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            if each.metadata.reply_to_message_id in asked:
+            if each.metadata.reply_to_message_id in requested:
                 parts = [*dict.fromkeys(_ids(tree))]
-                self._coming[each.metadata.message_id] = _Coming(each.metadata, parts)
+                self._partial[each.metadata.message_id] = _PartialReply(each.metadata, parts)
             else:  # its parts are not fetched
                 self._late.pop(each.metadata.reply_to_message_id, None)
                 self._confirm(each.metadata.message_id)
         replies = list[Message]()
-        for key, coming in [*self._coming.items()]:
+        for key, partial in [*self._partial.items()]:
             try:
-                if not self._is_whole(coming):
+                if not self._is_whole(partial):
                     continue
-                reply = inflate(key, coming.parts, coming.metadata)
+                reply = inflate(key, partial.parts, partial.metadata)
             except WireError as error:
                 reason = f"the reply cannot be used: {one_line(error)}"
                 reply = make_message(
-                    metadata_from_proto(coming.metadata), error=Error(UNUSABLE, reason)
+                    metadata_from_proto(partial.metadata), error=Error(UNUSABLE, reason)
                 )
             self._confirm(key)
             replies.append(reply)
@@ -154,30 +154,30 @@ class Replies:
 
     def _confirm(self, key: str) -> None:
         """Let the SuperLink delete a reply."""
-        self._coming.pop(key, None)
+        self._partial.pop(key, None)
         self.grid._runtime_client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
                 node=self.grid.node, run_id=self.grid.run.run_id, message_object_id=key
             )
         )
 
-    def _is_whole(self, coming: _Coming) -> bool:
+    def _is_whole(self, partial: _PartialReply) -> bool:
         """Fetch the parts that have arrived; return whether the reply is complete. Raises
         ``WireError`` if it is larger than the largest expected reply."""
-        if len(coming.missing) > reply_limit.MOST_PARTS:
-            raise WireError(f"{len(coming.missing):,} parts, at most {reply_limit.MOST_PARTS:,}")
+        if len(partial.missing) > reply_limit.MOST_PARTS:
+            raise WireError(f"{len(partial.missing):,} parts, at most {reply_limit.MOST_PARTS:,}")
         most = reply_limit.expected.most_bytes
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            while coming.missing:
-                some = coming.missing[:_AT_ONCE]
+            while partial.missing:
+                some = partial.missing[:_AT_ONCE]
                 for key, part in zip(some, pool.map(self._part, some), strict=True):
                     if part:
-                        coming.parts[key] = part
-                        coming.missing.remove(key)
-                        coming.size += len(part)
-                if coming.size > most:
+                        partial.parts[key] = part
+                        partial.missing.remove(key)
+                        partial.size += len(part)
+                if partial.size > most:
                     raise WireError(f"more than {most:,} bytes, the size of the largest reply")
-                if some == coming.missing[: len(some)]:
+                if some == partial.missing[: len(some)]:
                     return False
         return True
 

@@ -86,5 +86,5 @@ async def ask_control(flower: ASGIApp, method: str, question: bytes) -> Response
         answer = await client.post(f"/v1/control/{method}", content=content, headers=head)
     if answer.is_error:
         return PlainTextResponse(one_line(answer.text), answer.status_code)
-    told = getattr(control_pb2, f"{kind}Response").FromString(answer.content)
-    return JSONResponse(json_format.MessageToDict(told, preserving_proto_field_name=True))
+    response = getattr(control_pb2, f"{kind}Response").FromString(answer.content)
+    return JSONResponse(json_format.MessageToDict(response, preserving_proto_field_name=True))

@@ -73,7 +73,7 @@ def beating(client: RuntimeHttpClient) -> Iterator[None]:
     """Send heartbeats of the client's task. One that does not arrive is sent again, with longer and
     longer waits. If the server refuses the heartbeat, it also refuses the next request."""
 
-    def beat() -> bool:
+    def send_heartbeat() -> bool:
         try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         except httpx.HTTPStatusError as error:
@@ -82,7 +82,7 @@ def beating(client: RuntimeHttpClient) -> Iterator[None]:
             return False  # Flower sends it again
         return True
 
-    heart = HeartbeatSender(beat)
+    heart = HeartbeatSender(send_heartbeat)
     heart.start()
     try:
         yield

@@ -21,7 +21,7 @@ from collapipe.flower.runtime import wait_briefly
 from collapipe.process.children import end_with_parent
 
 _POLL_S = 0.5
-_BEAT_S = 20.0  # heartbeat timeout; with Flower's 5 s a unit on a busy machine counts as absent
+_HEARTBEAT_S = 20.0  # timeout; with Flower's 5 s a unit on a busy machine counts as absent
 
 
 def _sleep(seconds: float) -> None:
@@ -39,7 +39,7 @@ def _pull(*arguments: Any, **options: Any) -> dict[str, bytes]:
 def patch() -> None:
     """Replace Flower's intervals in this process, and its way to pull a message's parts."""
     wait_briefly()
-    setattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT", _BEAT_S)  # noqa: B010 - a module
+    setattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT", _HEARTBEAT_S)  # noqa: B010 - a module
     setattr(start_client_internal, "time", SimpleNamespace(sleep=_sleep))  # noqa: B010 - a module
     setattr(start_client_internal, "pull_objects", _pull)  # noqa: B010 - a module
 

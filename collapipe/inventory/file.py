@@ -19,7 +19,7 @@ _FIGURES_FOR = {  # key of a device → figures of the model that it needs
     "memory_bytes": ("block_bytes",),
 }
 _HEAD = ("head_blocks", "head_bits")
-_ALIKE = 1.3  # most ratio of two blocks' sizes for which one law serves both
+_MOST_RATIO = 1.3  # most ratio of two blocks' sizes for which one law serves both
 _ENERGY_PAIRS = (  # each is useless without the other
     ("energy_j", "power_w", "the watts that the device draws"),
     ("power_w", "energy_j", "the joules that a batch may take"),
@@ -131,7 +131,7 @@ def _misfit(
     sizes = {"block_flops": (cost.flops, "FLOP"), "hop_bits": (cost.hop_bits, "bit")}
     for key, (size, unit) in sizes.items():
         measured = getattr(chunk, key)
-        if measured and size and not 1 / _ALIKE <= measured / size <= _ALIKE:
+        if measured and size and not 1 / _MOST_RATIO <= measured / size <= _MOST_RATIO:
             return document.error(
                 (*loc, "chunk", key),
                 f"this law was measured with another model; a block of yours has "

@@ -25,12 +25,12 @@ from optim.sharing.law import in_order, stages_of
 from optim.sharing.modes import held_in_order
 from optim.solvers import cluster_solver, round_solver
 from optim.step import DEFAULT, in_flight
-from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
+from optim.timeline import SegmentTimes, StageTimes, stages_after_encoder, timeline
 from optim.verified import solve_verified, witnessed
 from optim.verify import verify_round
 
 EXACT, SHARED = "exact", "shared"
-_PLACE_NOTHING = "paper", "vanilla_fl"  # solvers that do not choose the head's place
+_NO_HEAD_CHOICE = "paper", "vanilla_fl"  # solvers that do not choose the head's place
 _SMALLER = "; an adapter, fewer tokens or a smaller batch make blocks smaller"
 _SEED = 0  # for the only baseline that draws its devices
 
@@ -93,13 +93,13 @@ class PlannedCluster:
         return [*used, *(k for k in range(len(self.problem.devices)) if k not in used)]
 
     @property
-    def behind(self) -> tuple[StageTimes, ...]:
+    def later_stages(self) -> tuple[StageTimes, ...]:
         """The busy times of the stages after the encoder, for a cluster in a round."""
         sent_s, partition = self.activation_s, self.partition
         if self.uplink != "after" or not sent_s:
-            return stages_behind(self.problem, partition, sent_s)
+            return stages_after_encoder(self.problem, partition, sent_s)
         waits = StageTimes("uplink", sent_s, (partition.latency_s,))
-        return waits, *stages_behind(self.problem, partition, 0.0)
+        return waits, *stages_after_encoder(self.problem, partition, 0.0)
 
     @property
     def total_s(self) -> float:
@@ -146,7 +146,7 @@ def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
     Raises ``ConfigError`` if no plan exists.
     """
     chooses = any(each.uplink is not None and each.uplink.payloads for each in inventory.clusters)
-    if chooses and solver in _PLACE_NOTHING:
+    if chooses and solver in _NO_HEAD_CHOICE:
         raise ConfigError(
             f"{inventory.document.file}: --solver {solver} does not decide where heads train; "
             "leave out control_unit, or take --solver exact"

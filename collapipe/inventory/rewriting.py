@@ -104,8 +104,8 @@ def _refigured(text: str, chunk: Any, figures: Mapping[str, str]) -> Iterator[Ed
         yield present[name].start_mark.index, present[name].end_mark.index, figures[name]
     begin = chunk.value[0][0].start_mark
     newline = "\r\n" if "\r\n" in text else "\n"
-    behind = ", " if chunk.flow_style else newline + " " * begin.column
-    lacking = (f"{name}: {figures[name]}{behind}" for name in figures if name not in present)
+    separator = ", " if chunk.flow_style else newline + " " * begin.column
+    lacking = (f"{name}: {figures[name]}{separator}" for name in figures if name not in present)
     yield begin.index, begin.index, "".join(lacking)
 
 

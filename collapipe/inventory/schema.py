@@ -230,8 +230,8 @@ class ClusterSection(Section):
         elif not num_channels:
             yield ("uplink",), "there are no channels; add channels, or remove it"
         elif (given := len(self.uplink.gain_db)) != num_channels:
-            says = f"has {given} numbers, expected one for each of {num_channels} channels"
-            yield ("uplink", "gain_db"), says
+            fault = f"has {given} numbers, expected one for each of {num_channels} channels"
+            yield ("uplink", "gain_db"), fault
 
     def _faults_of_links(self) -> Iterator[tuple[Loc, str]]:
         names, first = [each.name for each in self.devices], dict[frozenset[str], int]()
@@ -313,8 +313,8 @@ class InventorySection(Section):
             yield ("round",), "there are no channels; add channels, or remove it"
         given, wanted = len(self.round.queues), len(self.clusters)
         if "queues" in self.round.model_fields_set and given != wanted:
-            says = f"has {given} numbers, expected one for each of {wanted} clusters"
-            yield ("round", "queues"), says
+            fault = f"has {given} numbers, expected one for each of {wanted} clusters"
+            yield ("round", "queues"), fault
 
 
 def _repeated_names(loc: Loc, names: list[str]) -> Iterator[tuple[Loc, str]]:

@@ -86,9 +86,9 @@ def begin_with(folder: Path, spec: ModelSpec, weights: Mapping[str, Tensor]) -> 
     folder names another model. Raises ``ConfigError`` if names or sizes are another model's.
     """
     lora, own = _with_adapters(f"adapter.path={folder}", spec, weights)
-    wanted, ours = _trained(lora, own), cast(HuggingFaceSpec, lora.base).name
+    wanted, own_base = _trained(lora, own), cast(HuggingFaceSpec, lora.base).name
     with _reading(folder):
-        theirs = dict(json.loads((folder / _CONFIG).read_text("utf-8"))).get(_BASE)
+        folder_base = dict(json.loads((folder / _CONFIG).read_text("utf-8"))).get(_BASE)
         stored = load_file(folder / _WEIGHTS)
         if (bad := not_finite(stored)) is not None:
             raise ValueError(f"{bad} has values that are not finite")
@@ -103,8 +103,10 @@ def begin_with(folder: Path, spec: ModelSpec, weights: Mapping[str, Tensor]) -> 
                 f"adapter.path={folder}: {fault} {few_of(sorted(names), ', ')}; set model.name, "
                 "model.head and adapter.last_blocks as in its training"
             )
-    if theirs and Path(str(theirs)).name != Path(str(ours)).name:
-        _log.warning("adapter.path=%s: was trained on %s, this run has %s", folder, theirs, ours)
+    if folder_base and Path(str(folder_base)).name != Path(str(own_base)).name:
+        _log.warning(
+            "adapter.path=%s: was trained on %s, this run has %s", folder, folder_base, own_base
+        )
     for name, weight in found.items():
         wanted[name].copy_(weight)
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.cut import rows_behind
+from collapipe.models.cut import appended_rows
 from collapipe.models.dropout import drawing_from
 from collapipe.models.kept import Widened, widest_bytes
 from collapipe.models.output_layer import in_one_piece
@@ -21,7 +21,7 @@ from collapipe.models.part import moments, state_like
 from collapipe.models.split import Head, ModelSpec, kinds_of_blocks
 from collapipe.models.stem import StemSpec
 from collapipe.models.without_values import WithoutValues
-from collapipe.own_packages import told_of_plugin
+from collapipe.own_packages import error_of_plugin
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.text.vocabulary import Vocabulary
@@ -48,7 +48,7 @@ def rows_of_input(spec: ModelSpec, tokens: int) -> int:
     that a frozen stem appends."""
     if not isinstance(spec, StemSpec):
         return tokens
-    return tokens + rows_behind(spec.base, spec.frozen_blocks)
+    return tokens + appended_rows(spec.base, spec.frozen_blocks)
 
 
 def measure_cost(
@@ -155,7 +155,7 @@ def _output(block: nn.Module, hidden: Tensor, mask: Tensor) -> Tensor:
     try:
         out: object = block(hidden, mask)
     except RuntimeError as error:
-        if told_of_plugin(error) is not None:  # has its file and line
+        if error_of_plugin(error) is not None:  # has its file and line
             raise
         raise ConfigError(
             f"model: a block cannot be computed ({one_line(error)}); correct the model's options"

@@ -97,11 +97,11 @@ def extra_rows(spec: ModelSpec) -> int:
     0 for a model without a cut. T5 blocks pass shared rows on to the next block; the block that
     removes them is on the server.
     """
-    return rows_behind(spec, spec.num_blocks) if isinstance(spec, CutSpec) else 0
+    return appended_rows(spec, spec.num_blocks) if isinstance(spec, CutSpec) else 0
 
 
 @functools.lru_cache(maxsize=8)  # every session of every round asks for it
-def rows_behind(spec: ModelSpec, num_blocks: int) -> int:
+def appended_rows(spec: ModelSpec, num_blocks: int) -> int:
     """Return the rows appended by the first ``num_blocks`` blocks, from a pass on fake tensors."""
     with WithoutValues():
         blocks = [spec.build_block(index).eval() for index in range(num_blocks)]

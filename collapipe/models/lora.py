@@ -45,9 +45,9 @@ def with_adapters(
     """
     if not isinstance(settings, LoraSettings):
         for option, neutral in (("dtype", "auto"), ("quantization", "null")):
-            if (asked := getattr(model, option, None)) in (*NARROW, *QUANTISED):
+            if (value := getattr(model, option, None)) in (*NARROW, *QUANTISED):
                 raise ConfigError(
-                    f"model.{option}={asked}: is how frozen weights are kept, and all weights "
+                    f"model.{option}={value}: is how frozen weights are kept, and all weights "
                     f"train; set adapter=lora, or model.{option}={neutral}"
                 )
         return model

@@ -109,11 +109,11 @@ def _size(folder: Path) -> int:
     size, now = 0, time.time()
     for file in folder.iterdir():
         with suppress(FileNotFoundError):  # a partial file that was renamed meanwhile
-            told = file.stat()
-            if file.name.startswith(".") and now - told.st_mtime > _ABANDONED_S:
+            status = file.stat()
+            if file.name.startswith(".") and now - status.st_mtime > _ABANDONED_S:
                 file.unlink()
             else:
-                size += told.st_size
+                size += status.st_size
     return size
 
 

@@ -25,5 +25,5 @@ class Host:
 def this_host() -> Host:
     """Return this process's machine. Its name is a digest, another one after each boot of
     Linux."""
-    told = _BOOT.read_bytes() if _BOOT.exists() else uuid.getnode().to_bytes(8, "big")
-    return Host(hashlib.sha256(told).hexdigest()[:16], min(os.cpu_count() or 1, 4096))
+    identity = _BOOT.read_bytes() if _BOOT.exists() else uuid.getnode().to_bytes(8, "big")
+    return Host(hashlib.sha256(identity).hexdigest()[:16], min(os.cpu_count() or 1, 4096))

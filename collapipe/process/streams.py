@@ -59,19 +59,19 @@ class _LastingOutput:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with self._forgiven():
+        with self._noting_errors():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._forgiven():
+        with self._noting_errors():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     @contextmanager
-    def _forgiven(self) -> Iterator[None]:
+    def _noting_errors(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:  # the reader, such as ``head``, has ended: end the run

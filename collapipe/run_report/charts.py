@@ -162,19 +162,19 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Boxes between positions on the axis, followed by the text ``told``."""
+    """Boxes between positions on the axis, followed by the text ``caption``."""
 
     name: str
     boxes: Sequence[tuple[Kind, Point]]
-    told: str = ""
+    caption: str = ""
 
 
-def stacked(name: str, parts: Iterable[tuple[Kind, float]], told: str) -> Row:
+def stacked(name: str, parts: Iterable[tuple[Kind, float]], caption: str) -> Row:
     """Return a stacked bar of parts, starting at 0."""
     known = [*parts]
     ends = accumulate((length for _, length in known), initial=0.0)
     boxes = [(kind, span) for (kind, _), span in zip(known, pairwise(ends), strict=True)]
-    return Row(name, boxes, told)
+    return Row(name, boxes, caption)
 
 
 def rows(title: str, across: str, content: Sequence[Row], *, wide: bool = False) -> Markup:
@@ -189,14 +189,14 @@ def cells(title: str, content: Sequence[Row], rounds: Sequence[int]) -> Markup:
     shown = []
     for row in content:
         placed = [(kind, (first - 0.5, last + 0.4)) for kind, (first, last) in row.boxes]
-        shown.append(Row(row.name, [(Kind("", "cell"), span), *placed], row.told))
+        shown.append(Row(row.name, [(Kind("", "cell"), span), *placed], row.caption))
     return _rows(title, "round", shown, span, _WIDE)
 
 
 def _rows(title: str, across: str, content: Sequence[Row], span: Point, width: float) -> Markup:
     name = max((len(row.name) for row in content), default=0)
-    told = max((len(row.told) for row in content), default=0)
-    left, right = min(0.4 * width, 14 + _LETTER * name), _RIGHT + _LETTER * told
+    caption = max((len(row.caption) for row in content), default=0)
+    left, right = min(0.4 * width, 14 + _LETTER * name), _RIGHT + _LETTER * caption
     gap = 7 * (span[1] - span[0]) / (width - left - right)
 
     def draw(axes: Axes) -> None:
@@ -205,7 +205,7 @@ def _rows(title: str, across: str, content: Sequence[Row], span: Point, width: f
             end = max((end for _, (_, end) in row.boxes), default=0.0)
             name = _fitting(row.name, left)
             axes.text(span[0] - gap, number, name, ha="right", va="center")
-            axes.text(end + gap, number, row.told, va="center")
+            axes.text(end + gap, number, row.caption, va="center")
             for kind, (first, last) in row.boxes:
                 low = number + _BOX * (kind.top - 0.5)
                 high = low + _BOX * kind.height

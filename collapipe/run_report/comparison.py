@@ -126,8 +126,8 @@ def _curves(groups: Sequence[Group]) -> Markup:
 
 def _measured(runs: Sequence[Run]) -> Measured:
     known: dict[Measure, dict[Path, float]] = {}
-    for alike in zip(*map(_of_run, runs), strict=True):
-        for run, (measure, value) in zip(runs, alike, strict=True):
+    for figures in zip(*map(_of_run, runs), strict=True):
+        for run, (measure, value) in zip(runs, figures, strict=True):
             if value is not None:
                 known.setdefault(measure, {})[run.folder] = value
     return known
@@ -158,12 +158,12 @@ def _of_run(run: Run) -> Iterator[tuple[Measure, float | None]]:
 def _figures(groups: Sequence[Group], known: Measured) -> Markup:
     rows: list[list[object]] = [["seeds", *(_listed(group.runs) for group in groups)]]
     rows += [[each.name, *(_mean(g, each, known[each]) for g in groups)] for each in known]
-    told = (
+    explanation = (
         "Mean over seeds, and beneath it its 95 % interval by Student's t; alone it is one seed's. "
         "Runs without a figure are left out of its mean."
     )
     columns = ["", *(group.title for group in groups)]
-    return join(table(columns, rows, "Figures of each configuration"), note(told))
+    return join(table(columns, rows, "Figures of each configuration"), note(explanation))
 
 
 def _listed(seeds: Iterable[int]) -> str:
@@ -177,10 +177,10 @@ def _values(group: Group, known: Mapping[Path, float]) -> dict[int, float]:
 def _mean(group: Group, measure: Measure, known: Mapping[Path, float]) -> object:
     values = _values(group, known)
     missing = _missing(group) if measure.uploads else ""
-    return join(_told(values.values()), _small(missing)) if values else "–"
+    return join(_with_interval(values.values()), _small(missing)) if values else "–"
 
 
-def _told(values: Iterable[float], suffix: str = "", sign: str = "") -> Markup:
+def _with_interval(values: Iterable[float], suffix: str = "", sign: str = "") -> Markup:
     """Return the mean, with its interval below."""
     interval = over_seeds(values)
     ends = [f"{end:{sign}.4g}" for end in (interval.low, interval.high) if end is not None]
@@ -200,28 +200,28 @@ def _pairs(groups: Sequence[Group], known: Measured) -> Markup:
         [measure.name, *(_difference(group, reference, measure, values) for group in others)]
         for measure, values in known.items()
     ]
-    told = (
+    explanation = (
         f"Each configuration minus the first one, {reference.title}: differences of runs with the "
         "same seed, their mean and its 95 % interval. % is of the first one's figure. Where one of "
         "the two leaves uploads out, or some of them, there is no difference to tell."
     )
     columns = ["", *(group.title for group in others)]
-    return join(table(columns, rows, "Differences of configurations"), note(told))
+    return join(table(columns, rows, "Differences of configurations"), note(explanation))
 
 
 def _difference(
     group: Group, reference: Group, measure: Measure, known: Mapping[Path, float]
 ) -> object:
-    ours, theirs = _values(group, known), _values(reference, known)
-    common = sorted(set(ours) & set(theirs))
-    if not common or (measure.relative and not all(theirs[seed] for seed in common)):
+    values, base = _values(group, known), _values(reference, known)
+    common = sorted(set(values) & set(base))
+    if not common or (measure.relative and not all(base[seed] for seed in common)):
         return "–"
     kinds = {each.runs[seed].missing_uploads for each in (group, reference) for seed in common}
     if measure.uploads and kinds not in ({""}, {NO_UPLOADS}):
         return join("–", _small(NO_UPLOADS))
     if not measure.relative:
-        return _told((ours[seed] - theirs[seed] for seed in common), sign="+")
-    return _told((100 * (ours[n] - theirs[n]) / theirs[n] for n in common), " %", "+")
+        return _with_interval((values[seed] - base[seed] for seed in common), sign="+")
+    return _with_interval((100 * (values[n] - base[n]) / base[n] for n in common), " %", "+")
 
 
 def _runs(groups: Sequence[Group]) -> Markup:
@@ -299,12 +299,12 @@ def _name(
     for key in apart:
         differing = [group for group in key.split(".")[:-1] if _differs(group, choices)]
         parts += [f"{group}={_text(chosen.get(group))}" for group in differing]
-        alike = [
+        same_choices = [
             other
-            for other, theirs in zip(flats, choices, strict=True)
-            if all(theirs.get(group) == chosen.get(group) for group in differing)
+            for other, choice in zip(flats, choices, strict=True)
+            if all(choice.get(group) == chosen.get(group) for group in differing)
         ]
-        if key in flat and _differs(key, alike):
+        if key in flat and _differs(key, same_choices):
             parts.append(f"{key}={_text(flat[key])}")
     return " ".join(dict.fromkeys(parts)) or "all runs"
 

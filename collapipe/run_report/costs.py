@@ -84,13 +84,13 @@ def predicted(run: Run) -> Markup:
     ]
     title, across, up = "Measured against modelled", "seconds, modelled", "seconds, measured"
     both = lines(title, across, up, series) if ends[0] < (1 - _SAME) * ends[1] else None
-    told = (
+    explanation = (
         f"Measured time is {ratio:.3g} times the modelled delay (median of rounds). Modelled: "
         f"pipeline and upload{f' ({missing})' if missing else ''} of the slowest unit, as the "
         "scheduler predicts them. Measured: the round where it ran. They agree only where the laws "
         "were measured on its devices."
     )
-    return join(charts(modelled, measured, both), note(told))
+    return join(charts(modelled, measured, both), note(explanation))
 
 
 def _by_round(title: str, up: str, style: int, values: Mapping[int, float]) -> Markup:
@@ -111,8 +111,8 @@ def energy(run: Run) -> Markup:
     missing, totals = run.missing_uploads, [math.fsum(each.values()) for each in spent]
     total = math.fsum(joules for each in spent for joules in each.values())
     if not total:
-        told = ("0 J in all: no device has an energy law", missing)
-        return note(", ".join(filter(None, told)) + ".")
+        facts = ("0 J in all: no device has an energy law", missing)
+        return note(", ".join(filter(None, facts)) + ".")
     bars = [
         stacked(
             run.called(unit),
@@ -155,5 +155,5 @@ def traffic(run: Run) -> Markup:
         ]
         drawn.append(lines(title, "round", "MB", series, zero=True))
     totals = ", ".join(f"{sum(each):,.1f} MB {name}" for name, each in sizes.items())
-    told = "Up: activations of all local steps and the upload; down: gradients and the download."
-    return join(charts(*drawn), note(f"{totals}. {told}"))
+    legend = "Up: activations of all local steps and the upload; down: gradients and the download."
+    return join(charts(*drawn), note(f"{totals}. {legend}"))

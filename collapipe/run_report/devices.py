@@ -33,8 +33,8 @@ def devices(run: Run) -> Markup | None:
     chart = rows(title, "seconds of all steps, measured", bars)
     kinds = (kind.name for kind in (_COMPUTES, _SENDS, _WAITS, _WAITS_CONTROL_UNIT, _IDLE))
     titles = "device", "blocks", "chunk planned", "chunk measured", *kinds, "sent", "peak memory"
-    told = table(titles, [*_cells(run, last)], f"Devices in round {last.round}")
-    return join(charts(_pipelines(run), chart), told, *_events(run))
+    figures = table(titles, [*_cells(run, last)], f"Devices in round {last.round}")
+    return join(charts(_pipelines(run), chart), figures, *_events(run))
 
 
 def _parts(device: DeviceReport) -> list[tuple[Kind, float]]:
@@ -58,9 +58,9 @@ def _pipelines(run: Run) -> Markup:
         band = [(number, *interval(cost.pipeline_s, cost.spread)) for number, cost in bands]
         measured = [(line.round, line.pipeline_s[unit]) for line in known]
         planned = [(number, cost.pipeline_s) for number, cost in costs]
-        who, style = run.called(unit), len(series)
-        series.append(Series(f"{who}, measured", style, measured))
-        series.append(Series(f"{who}, planned (interval shaded)", style + 1, planned, band=band))
+        name, style = run.called(unit), len(series)
+        series.append(Series(f"{name}, measured", style, measured))
+        series.append(Series(f"{name}, planned (interval shaded)", style + 1, planned, band=band))
     return lines("Pipelines, planned and measured", "round", "seconds", series, zero=True)
 
 

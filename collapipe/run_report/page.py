@@ -145,14 +145,14 @@ def _chosen(run: Run, group: str) -> str:
 def _rounds(run: Run) -> html.Markup:
     cells: dict[str, Callable[[RoundReport], str]] = {
         "round": lambda line: str(line.round),
-        "training loss": lambda line: _told(line.train_loss, ".5g"),
-        "validation loss": lambda line: _told(line.evaluation_loss, ".5g"),
-        "metric": lambda line: _told(line.metric.value if line.metric else None, ".5g"),
+        "training loss": lambda line: _formatted(line.train_loss, ".5g"),
+        "validation loss": lambda line: _formatted(line.evaluation_loss, ".5g"),
+        "metric": lambda line: _formatted(line.metric.value if line.metric else None, ".5g"),
         "samples": lambda line: f"{line.samples:,}",
         "units": lambda line: ", ".join(map(run.called, line.units)) or "–",
         f"clock, {run.clock_kind}": lambda line: f"{line.clock_s:,.2f} s",
         "delay, modelled": lambda line: f"{line.cost.delay_s:,.2f} s",
-        "measured": lambda line: _told(
+        "measured": lambda line: _formatted(
             line.seconds.get("round", 0.0) if run.trained else None, ",.2f", " s"
         ),
         "energy, modelled": lambda line: f"{line.energy_j:,.4g} J",
@@ -165,5 +165,5 @@ def _rounds(run: Run) -> html.Markup:
     )
 
 
-def _told(value: float | None, form: str, unit: str = "") -> str:
+def _formatted(value: float | None, form: str, unit: str = "") -> str:
     return "–" if value is None else f"{value:{form}}{unit}"

@@ -16,7 +16,7 @@ from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
 from optim.sharing.law import partition_of_plan
 from optim.simulated_plan import law_for, simulates, works_in
 from optim.step import play
-from optim.timeline import stages_behind, timeline
+from optim.timeline import stages_after_encoder, timeline
 from pipeline.schedule import BACKWARD
 
 
@@ -41,9 +41,11 @@ def planned_step(run: Run, request: RoundRequest, cluster: ClusterPlan) -> Stage
     ``head`` and ``gradients`` if the uplink is streamed. Raises ``ConfigError`` if the request does
     not know the unit or its devices.
     """
-    who, states = run.called(cluster.unit), {state.unit: state for state in request.clusters}
+    unit_name, states = run.called(cluster.unit), {state.unit: state for state in request.clusters}
     if cluster.unit not in states:
-        raise ConfigError(f"round {request.round}: {REQUESTS} lacks {who}; delete it to omit plans")
+        raise ConfigError(
+            f"round {request.round}: {REQUESTS} lacks {unit_name}; delete it to omit plans"
+        )
     state = as_planned(states[cluster.unit], cluster.uplink)
     latency = run.option("strategy.latency")
     closed = cast(Latency, latency if latency in LATENCIES else "overlap")  # as rounds are costed
@@ -51,7 +53,7 @@ def planned_step(run: Run, request: RoundRequest, cluster: ClusterPlan) -> Stage
     known = cluster.in_modes({device.name: device for device in problem.devices})
     names = [name for segment in cluster.segments for name in segment.devices] or known
     if missing := ", ".join(set(names) - set(known)):
-        raise ConfigError(f"{who}: {REQUESTS} does not know its devices {missing}")
+        raise ConfigError(f"{unit_name}: {REQUESTS} does not know its devices {missing}")
     problem = replace(problem, devices=tuple(known[name] for name in names))
     partition = Partition((), cluster.num_micro_batches, 0.0, replicated=True)
     if cluster.segments:
@@ -67,8 +69,8 @@ def planned_step(run: Run, request: RoundRequest, cluster: ClusterPlan) -> Stage
     }
     if cluster.uplink and state.uplink and run.option("strategy.uplink") != "after":
         sent_s = state.uplink.activation_share * cluster.uplink.upload_s / request.local_steps
-        behind = stages_behind(problem, partition, sent_s)
-        stages |= {each.name: _series(each.starts, each.each_s) for each in behind}
+        later = stages_after_encoder(problem, partition, sent_s)
+        stages |= {each.name: _series(each.starts, each.each_s) for each in later}
     return stages
 
 

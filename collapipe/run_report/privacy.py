@@ -17,7 +17,7 @@ def privacy(run: Run) -> Markup | None:
     found = read_audit(run.folder)
     if found is None:
         return None
-    told = (
+    explanation = (
         f"{found.rows} validation rows with {found.tokens:,} tokens, attacked with "
         f"{found.public_rows:,} public rows by CollaPipe {found.version}. Tables have percent of "
         "tokens with 95 % intervals; frozen: the first weights without dropout, trained: the last "
@@ -37,7 +37,7 @@ def privacy(run: Run) -> Markup | None:
         ),
         tag("p", f"{found.targets} Updates: {sections.updates_text(found)}."),
         tag("p", f"Membership: {sections.membership_text(found)}."),
-        note(told),
+        note(explanation),
     )
 
 

@@ -53,9 +53,9 @@ def gantt(run: Run, line: RoundReport) -> Markup:
     )
     during = "Uploads of activations begin during the pipeline, so both take less than their sum."
     without = not all(cluster.uplink for cluster in line.plan.clusters)
-    told = table([*columns], cells, "The round's plan")
+    figures = table([*columns], cells, "The round's plan")
     notes = note(missing) if without else None, note(during) if early else None
-    return join(chart, told, *notes)
+    return join(chart, figures, *notes)
 
 
 def _times(

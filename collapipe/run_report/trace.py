@@ -129,9 +129,9 @@ def _measured(tables: Mapping[tuple[int, int], Table]) -> Iterator[Event]:
     needs an output."""
     for (process, step), rows in tables.items():
         free_s = {SEND: -math.inf, SEND_BACK: -math.inf}  # one at a time leaves
-        for action, (asked, began, ended, left) in rows.items():
+        for action, (wanted, began, ended, left) in rows.items():
             name, about, sent = str(action), {"step": step}, left
-            yield _slice(process, WAIT, f"for {name}", asked, began - asked) | {"args": about}
+            yield _slice(process, WAIT, f"for {name}", wanted, began - wanted) | {"args": about}
             yield _slice(process, COMPUTE, name, began, ended - began) | {"args": about}
             forward = action.kind == schedule.FORWARD
             track, neighbour = (SEND, process + 1) if forward else (SEND_BACK, process - 1)

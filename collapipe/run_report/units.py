@@ -54,20 +54,20 @@ def participation(run: Run) -> Markup:
         for unit in units
     ]
     counts = Counter(unit for unit, _, kind in found if kind is took_part)
-    told = {n: f"{counts[n]}, {counts[n] / len(run.rounds):.0%}" for n in range(run.num_units)}
-    chart = _by_round(run, "Who took part in which round", found, told)
+    captions = {n: f"{counts[n]}, {counts[n] / len(run.rounds):.0%}" for n in range(run.num_units)}
+    chart = _by_round(run, "Who took part in which round", found, captions)
     return join(chart, note("An empty cell: the unit was idle."), _events(run))
 
 
 def _by_round(
-    run: Run, title: str, found: Sequence[tuple[int, int, Kind]], told: Mapping[int, str]
+    run: Run, title: str, found: Sequence[tuple[int, int, Kind]], captions: Mapping[int, str]
 ) -> Markup:
     """Return a chart with a row of cells for each unit; ``found`` has units and rounds."""
     boxes: defaultdict[int, list[tuple[Kind, tuple[float, float]]]] = defaultdict(list)
     for unit, number, kind in found:
         boxes[unit].append((kind, (number, number)))
     units = range(run.num_units)
-    rows = [Row(run.called(unit), boxes[unit], told.get(unit, "")) for unit in units]
+    rows = [Row(run.called(unit), boxes[unit], captions.get(unit, "")) for unit in units]
     return cells(title, rows, [line.round for line in run.rounds])
 
 
@@ -170,21 +170,21 @@ def queues(run: Run) -> Markup:
     if not run.keeps_queues:
         return join(note("The strategy keeps no queues."), assumed if rows else None)
     after = [(float(line.round), line.queues) for line in run.rounds if line.queues]
-    owed = [(float(line.round), line.error_queues) for line in run.rounds if line.error_queues]
-    owed = owed if any(any(queues) for _, queues in owed) else []
+    errors = [(float(line.round), line.error_queues) for line in run.rounds if line.error_queues]
+    errors = errors if any(any(queues) for _, queues in errors) else []
     limit = run.option("strategy.gamma_max")
     bound = float(limit) if isinstance(limit, int | float) else None
     gammas = dict(drifts(run, bound))
     means = np.cumsum([*gammas.values()], axis=0) / np.arange(1, len(gammas) + 1)[:, None]
     mean_drift = [*zip(map(float, gammas), means.tolist(), strict=True)]
-    told = f"Units shown by name have the largest means of all {run.num_units}."
+    explanation = f"Units shown by name have the largest means of all {run.num_units}."
     return join(
         charts(
             _by_unit(run, "Virtual queues Y after each round", "Y", after),
             _by_unit(run, "Drift Γ, mean of the rounds so far", "Γ", mean_drift, bound),
-            _by_unit(run, "Queues Q of what rounding costs the gradient", "Q", owed),
+            _by_unit(run, "Queues Q of what rounding costs the gradient", "Q", errors),
         ),
-        note(told) if run.num_units > _MOST_LINES else None,
+        note(explanation) if run.num_units > _MOST_LINES else None,
         assumed if rows else None,
     )
 
@@ -203,9 +203,9 @@ def drifts(run: Run, limit: float | None) -> Iterator[tuple[int, Sequence[float]
     for line in run.rounds:
         gammas = line.plan.gammas
         if limit is not None and line.queues:
-            told = [after - was + limit for after, was in zip(line.queues, before, strict=True)]
-            pairs = enumerate(gammas or told)
-            gammas = tuple(told[unit] if unit in line.failures else each for unit, each in pairs)
+            implied = [after - was + limit for after, was in zip(line.queues, before, strict=True)]
+            pairs = enumerate(gammas or implied)
+            gammas = tuple(implied[unit] if unit in line.failures else each for unit, each in pairs)
         before = line.queues or before
         if gammas:
             yield line.round, gammas

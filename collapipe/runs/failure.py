@@ -13,8 +13,8 @@ _BEGUN, _ENDED = "config.yaml", "summary.json"  # written when a run begins, and
 def write_failure(run_dir: Path, error: CollaPipeError) -> None:
     """Write the error and its exit status to the run's folder, if the folder exists."""
     if run_dir.is_dir():
-        told = {"error": printable(str(error)), "exit_status": error.exit_status}
-        (run_dir / _FILE).write_text(json.dumps(told), encoding="utf-8")
+        record = {"error": printable(str(error)), "exit_status": error.exit_status}
+        (run_dir / _FILE).write_text(json.dumps(record), encoding="utf-8")
 
 
 def take_failure(run_dir: Path, how: str) -> CollaPipeError:
@@ -24,10 +24,10 @@ def take_failure(run_dir: Path, how: str) -> CollaPipeError:
     """
     file = run_dir / _FILE
     if file.exists():
-        told = json.loads(file.read_text(encoding="utf-8"))
+        record = json.loads(file.read_text(encoding="utf-8"))
         file.unlink()
-        kind = ConfigError if told["exit_status"] == ConfigError.exit_status else RoundFailedError
-        return kind(told["error"])
+        kind = ConfigError if record["exit_status"] == ConfigError.exit_status else RoundFailedError
+        return kind(record["error"])
     why = "the run failed; its last lines above say why"
     if not (run_dir / _BEGUN).exists():
         why = (

@@ -181,8 +181,8 @@ class RunFolder:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            gone = "the run's folder was moved or removed; leave it there until the run ends"
-            way_out = "make room or choose another folder" if self.path.is_dir() else gone
+            moved = "the run's folder was moved or removed; leave it there until the run ends"
+            way_out = "make room or choose another folder" if self.path.is_dir() else moved
             raise StorageError(
                 f"{self.path / name}: cannot be written ({one_line(error)}); {way_out}"
             ) from error

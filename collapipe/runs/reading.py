@@ -34,8 +34,8 @@ class Summary:
     @property
     def cause(self) -> str:
         """``: ERROR`` if there was an error that differs from the status, else empty."""
-        told = self.error if self.error != self.status else None
-        return f": {printable(told)}" if told else ""
+        error = self.error if self.error != self.status else None
+        return f": {printable(error)}" if error else ""
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None
             if not _is_owners(settings):
                 raise
             return None
-        mine = rows if _is_owners(settings) else _held_out_part(settings, rows, unit)
-        return mine if len(mine) else None
+        own = rows if _is_owners(settings) else _held_out_part(settings, rows, unit)
+        return own if len(own) else None
 
 
 def check_source(settings: Settings) -> None:
@@ -89,13 +89,13 @@ def load_shard(settings: Settings, unit: int) -> Dataset:
         if _is_owners(settings):
             return _train(settings)
         partitioner, units = _partitioner(settings), settings.federation.num_units
-        mine = shard(partitioner, unit)
+        own = shard(partitioner, unit)
         if partitioner.num_partitions != units:
             raise ConfigError(
                 f"data.partitioner makes {partitioner.num_partitions} shards, federation.num_units="
                 f"{units}; both must be the same, or rows stay unused"
             )
-        return mine
+        return own
 
 
 def load_shards(settings: Settings) -> list[Dataset]:
@@ -103,7 +103,7 @@ def load_shards(settings: Settings) -> list[Dataset]:
     return [load_shard(settings, unit) for unit in range(settings.federation.num_units)]
 
 
-def tell_rows(settings: Settings, unit: int, wanted: bool = True) -> RowsReply:
+def report_rows(settings: Settings, unit: int, wanted: bool = True) -> RowsReply:
     """Return a unit's report about its rows.
 
     It has word counts only if they are ``wanted`` and the run makes its tokeniser of them.
@@ -111,17 +111,17 @@ def tell_rows(settings: Settings, unit: int, wanted: bool = True) -> RowsReply:
     task, rows, words = settings.task, load_shard(settings, unit), dict[str, int]()
     labels = task.label_counts(rows)
     check_labels(labels, task.listed_labels)
-    if wanted and tells_words(settings):
+    if wanted and sends_words(settings):
         words = count_words(task.texts(rows), settings.data.tokenizer_min_rows)
     return RowsReply(unit, len(rows), labels, words)
 
 
-def tells_words(settings: Settings) -> bool:
+def sends_words(settings: Settings) -> bool:
     """Whether the run's tokeniser is made of the units' words."""
     return _pretrained(settings) is None
 
 
-def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer:
+def make_tokenizer(settings: Settings, reports: Collection[RowsReply]) -> Tokenizer:
     """Return the run's tokeniser, with the names of its labels.
 
     It is the one of ``data.tokenizer``, or the pretrained model's, or made of the units' words;
@@ -129,7 +129,7 @@ def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer
     """
     name = _pretrained(settings)
     if name is None:
-        words = sum((Counter(each.words) for each in told), Counter[str]())
+        words = sum((Counter(each.words) for each in reports), Counter[str]())
         tokenizer = Tokenizer.train_from_counts(words, settings.task.vocabulary)
     elif name == _BYTES:
         tokenizer = Tokenizer.of_bytes()
@@ -141,14 +141,14 @@ def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer
         tokenizer = settings.task.with_template(tokenizer)
     labels = settings.task.listed_labels
     if labels is None:
-        labels = in_order({label for each in told for label in each.labels})
+        labels = in_order({label for each in reports for label in each.labels})
     return replace(tokenizer, labels=labels)
 
 
 def build_tokenizer(settings: Settings) -> Tokenizer:
     """Return a run's tokeniser without running it, from the rows of all simulated units."""
     units = range(settings.federation.num_units)
-    return make_tokenizer(settings, [tell_rows(settings, unit) for unit in units])
+    return make_tokenizer(settings, [report_rows(settings, unit) for unit in units])
 
 
 def _pretrained(settings: Settings) -> str | None:
@@ -215,8 +215,8 @@ def _held_out_part(settings: Settings, rows: Dataset, unit: int) -> Dataset:
 
     if isinstance(partitioner, NaturalIdPartitioner):
         by = chosen["partition_by"]
-        mine = set(load_shard(settings, unit)[by])
-        return rows.select([row for row, value in enumerate(rows[by]) if value in mine])
+        own = set(load_shard(settings, unit)[by])
+        return rows.select([row for row, value in enumerate(rows[by]) if value in own])
     partitioner.dataset = rows
     return part(partitioner, unit)
 

@@ -20,10 +20,10 @@ from collapipe.secure_aggregation.session import Session, place
 from collapipe.secure_aggregation.shamir import DIGEST_BYTES, combine, digest
 
 
-def usable(told: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
+def usable(sent: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
     """Return the units' public keys that are secure and that no earlier unit has sent."""
     known, taken = dict[int, PublicKeys](), set[bytes]()
-    for unit, keys in told.items():
+    for unit, keys in sent.items():
         own = {keys.mask, keys.seal}
         if len(own) == 2 and not own & taken and all(map(masks.is_usable, own)):
             known[unit] = keys
@@ -31,24 +31,24 @@ def usable(told: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
     return known
 
 
-def relayed(told: Mapping[int, SharesReply]) -> dict[int, MaskRequest]:
+def relayed(sent: Mapping[int, SharesReply]) -> dict[int, MaskRequest]:
     """Return, for each unit that shared its secrets, the shares that are sealed for it."""
     return {
         unit: MaskRequest(
-            {other: each.sealed[unit] for other, each in told.items() if other != unit}
+            {other: each.sealed[unit] for other, each in sent.items() if other != unit}
         )
-        for unit in told
+        for unit in sent
     }
 
 
-def confirmed(round_: int, told: Mapping[int, SurvivorsReply]) -> dict[int, UnmaskRequest]:
+def confirmed(round_: int, sent: Mapping[int, SurvivorsReply]) -> dict[int, UnmaskRequest]:
     """Return, for each unit that confirmed the survivors, the confirmations of the others."""
     return {
         unit: UnmaskRequest(
             round_,
-            {u: each.confirmations[unit] for u, each in told.items() if unit in each.confirmations},
+            {u: each.confirmations[unit] for u, each in sent.items() if unit in each.confirmations},
         )
-        for unit in told
+        for unit in sent
     }
 
 
@@ -77,12 +77,12 @@ class CheckedShares:
             others[holder].add(owner)
             others[owner].add(holder)
         for most in itertools.count():
-            liars = {u for u, each in others.items() if u in each or len(each) > most}
-            left = {(min(pair), max(pair)) for pair in self.wrong if not liars & {*pair}}
-            if len(liars) + len(left) <= most:
+            suspects = {u for u, each in others.items() if u in each or len(each) > most}
+            left = {(min(pair), max(pair)) for pair in self.wrong if not suspects & {*pair}}
+            if len(suspects) + len(left) <= most:
                 break
         pairs = [f"{called(one)} or {called(other)}" for one, other in sorted(left)]
-        return [*map(called, sorted(liars)), *pairs]
+        return [*map(called, sorted(suspects)), *pairs]
 
 
 def checked(
@@ -92,10 +92,12 @@ def checked(
 ) -> CheckedShares:
     """Compare the shares that units ``revealed`` with the digests that the owners ``shared``."""
     fitting, wrong = {owner: dict[int, bytes]() for owner in shared}, set[tuple[int, int]]()
-    missing = {(h, owner) for h, told in revealed.items() for owner in shared.keys() - told.shares}
-    for holder, told in revealed.items():
-        for owner in told.shares.keys() & shared.keys():
-            dealt, share = shared[owner].digests[holder], told.shares[owner]
+    missing = {
+        (h, owner) for h, reply in revealed.items() for owner in shared.keys() - reply.shares
+    }
+    for holder, reply in revealed.items():
+        for owner in reply.shares.keys() & shared.keys():
+            dealt, share = shared[owner].digests[holder], reply.shares[owner]
             dealt = dealt[DIGEST_BYTES:] if owner in survivors else dealt[:DIGEST_BYTES]
             if digest(share) == dealt:
                 fitting[owner][place(holder)] = share
@@ -132,10 +134,10 @@ def unmask(
 def _secret(session: Session, unit: int, shares: CheckedShares, called: Called) -> bytes:
     found, need = shares.fitting[unit], session.units_needed
     if len(found) < need:
-        liars = ", ".join(shares.suspects(called)) or "none"
+        suspects = ", ".join(shares.suspects(called)) or "none"
         raise RoundFailedError(
             f"{len(found)} shares of the mask of {called(unit)} are usable, {need} are needed; "
-            f"wrong shares came from: {liars}"
+            f"wrong shares came from: {suspects}"
         )
     try:
         return combine({each: found[each] for each in sorted(found)[:need]})

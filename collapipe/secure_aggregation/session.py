@@ -51,8 +51,8 @@ class Session:
     threshold: float
 
     def __post_init__(self) -> None:
-        told = [key for each in self.keys.values() for key in (each.mask, each.seal)]
-        if len(self.keys) < 2 or len({*told}) < len(told):
+        all_keys = [key for each in self.keys.values() for key in (each.mask, each.seal)]
+        if len(self.keys) < 2 or len({*all_keys}) < len(all_keys):
             raise WireError(f"{len(self.keys)} units, expected two or more, each with its own keys")
 
     @property
@@ -62,10 +62,10 @@ class Session:
     @functools.cached_property
     def digest(self) -> bytes:
         """Digest that binds agreed keys to this session, so that they fit no other session."""
-        told = (unit.to_bytes(8) + k.mask + k.seal for unit, k in sorted(self.keys.items()))
+        parts = (unit.to_bytes(8) + k.mask + k.seal for unit, k in sorted(self.keys.items()))
         session = f"{self.roster.run} {self.roster.round} {self.threshold!r}"
         name = f"collapipe masked sum {session} ".encode()
-        return hashlib.sha256(name + b"".join(told)).digest()
+        return hashlib.sha256(name + b"".join(parts)).digest()
 
     def others(self, unit: int) -> frozenset[int]:
         """Return all units except this one, which shares masks and secrets with each of them."""

@@ -117,10 +117,10 @@ class UnitWithShares:
         """
         unit, session, shares = self.unit, Session(self.roster, self.threshold), request.sealed
         _check_round(self.before.round, round_)
-        strangers = shares.keys() - session.others(unit)
-        if strangers or len(shares) + 1 < session.units_needed:
+        unknown = shares.keys() - session.others(unit)
+        if unknown or len(shares) + 1 < session.units_needed:
             raise WireError(
-                f"shares of {len(shares)} units, {len(strangers)} of them not in the roster; "
+                f"shares of {len(shares)} units, {len(unknown)} of them not in the roster; "
                 f"expected shares of {session.units_needed - 1} other units or more"
             )
         own, keys, digest_ = self.before, session.keys, session.digest
@@ -166,8 +166,8 @@ class MaskedUnit:
         """
         _check_round(self.round, request.round)
         survivors, known = {*request.survivors}, {self.unit, *self.keys}
-        odd = len(survivors) < len(request.survivors) or not survivors <= known
-        if odd or self.unit not in survivors or len(survivors) < self.units_needed:
+        invalid = len(survivors) < len(request.survivors) or not survivors <= known
+        if invalid or self.unit not in survivors or len(survivors) < self.units_needed:
             raise WireError(
                 f"was sent {len(request.survivors)} survivors; expected "
                 f"{self.units_needed} … {len(known)} that shared their keys, this unit included"
@@ -180,8 +180,8 @@ class MaskedUnit:
             for other, both in self.held.items()
         }
         shares[self.unit] = self.own_share
-        told = UnitWithSurvivors(self.unit, self.round, self.units_needed, expected, shares)
-        return told, SurvivorsReply(self.unit, sent)
+        next_stage = UnitWithSurvivors(self.unit, self.round, self.units_needed, expected, shares)
+        return next_stage, SurvivorsReply(self.unit, sent)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -224,6 +224,6 @@ class LastMasked:
     round: Round
 
 
-def _check_round(own: int, asked: int) -> None:
-    if own != asked:
-        raise WireError(f"a message of round {asked} in the masked sum of round {own}")
+def _check_round(own: int, received: int) -> None:
+    if own != received:
+        raise WireError(f"a message of round {received} in the masked sum of round {own}")

@@ -148,8 +148,8 @@ def _rendered(rows: Dataset, template: ChatTemplate) -> Iterator[tuple[str, Answ
             try:
                 yield next(found)
             except ValueError as error:
-                told = "the chat template refuses one of its conversations"
-                raise DataError(f"{place}: {error}", told) from error
+                public_message = "the chat template refuses one of its conversations"
+                raise DataError(f"{place}: {error}", public_message) from error
 
 
 def _encoded(

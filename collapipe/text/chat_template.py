@@ -114,10 +114,10 @@ def _cause(status: int) -> str:
         -signal.SIGALRM: f"{_WALL_S:g} s for a conversation",
         -signal.SIGKILL: f"{_MEMORY / 1e9:g} GB of memory, or than is free",
     }
-    told = f"the process of the chat template ends with status {status}"
+    cause = f"the process of the chat template ends with status {status}"
     if status in taken:
-        told = f"the chat template takes more than {taken[status]}"
-    return f"{told}; set another task.chat_template, or split the conversation"
+        cause = f"the chat template takes more than {taken[status]}"
+    return f"{cause}; set another task.chat_template, or split the conversation"
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -74,9 +74,9 @@ class _Template:
             os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does without free memory
             raise
         except Exception as error:  # a template may raise anything
-            told = str(error)[:_MOST_ERROR] or type(error).__name__
+            cause = str(error)[:_MOST_ERROR] or type(error).__name__
             raise ValueError(
-                f"the chat template refuses it ({told}); correct the messages, or set another "
+                f"the chat template refuses it ({cause}); correct the messages, or set another "
                 "task.chat_template"
             ) from error
         places = [place for each in found for place in each]

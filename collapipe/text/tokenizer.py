@@ -198,8 +198,8 @@ def check_tokenizer(json_text: str, *how: str) -> None:
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"a tokeniser that takes longer than {_SECONDS} s") from error
     if tried.returncode:
-        said = tried.stderr.decode(errors="replace").strip() or f"status {tried.returncode}"
-        raise ConfigError(f"not a tokeniser that works ({one_line(said.splitlines()[-1])})")
+        output = tried.stderr.decode(errors="replace").strip() or f"status {tried.returncode}"
+        raise ConfigError(f"not a tokeniser that works ({one_line(output.splitlines()[-1])})")
 
 
 def count_words(rows: Iterable[Iterable[str]], min_rows: int = 1) -> dict[str, int]:

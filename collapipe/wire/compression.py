@@ -93,11 +93,11 @@ def decode(
     Also raises it if padding is not zero, a value is below −L, a scale is negative, NaN or
     infinite, or a result is too large for ``dtype``.
     """
-    came = tuple((each.dtype, tuple(each.shape)) for each in tensors)
+    received = tuple((each.dtype, tuple(each.shape)) for each in tensors)
     expected = layout(shape, dtype, precision)
-    if came != expected:
+    if received != expected:
         raise WireError(
-            f"a tensor's parts, {_named(came) or 'none'}, do not fit; "
+            f"a tensor's parts, {_named(received) or 'none'}, do not fit; "
             f"expected {_named(expected)} for {precision}"
         )
     if len(tensors) == 1:
@@ -174,11 +174,11 @@ def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tenso
         try:
             named = zip(_SUFFIXES, layout(value.shape, value.dtype, precision), strict=False)
             parts = [sent[name + suffix].view(dtype) for suffix, (dtype, _) in named]
-            came = decode(parts, value.shape, precision, value.dtype)
+            received = decode(parts, value.shape, precision, value.dtype)
         except WireError as error:
             raise WireError(f"{sender} sent {name} with {error}") from error
         change = precision != FLOAT32 and value.is_floating_point()
-        restored[name] = value + came if change else came
+        restored[name] = value + received if change else received
         if not all_finite(restored[name]):
             raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
     return restored
@@ -253,8 +253,8 @@ def _named(layouts: Sequence[Layout]) -> str:
 def check_like(tensors: Tensors, expected: Tensors, sender: str) -> None:
     """Raise ``WireError`` if names, shapes or dtypes differ from ``expected``."""
     if tensors.keys() != expected.keys():
-        odd = sorted(tensors.keys() ^ expected.keys())
-        raise WireError(f"{sender} sent other weights than asked for: {', '.join(odd[:3])} …")
+        differing = sorted(tensors.keys() ^ expected.keys())
+        raise WireError(f"{sender} sent other weights than asked for: {', '.join(differing[:3])} …")
     for name, tensor in tensors.items():
         like = expected[name]
         if tensor.shape != like.shape or tensor.dtype != like.dtype:

@@ -125,19 +125,19 @@ class ChangeCoder:
         The ``activation`` [n, d] has ``counts`` [b] tokens of each row. ``rows`` and ``counts`` are
         int64.
         """
-        told, travelling = list[int](), list[Tensor]()
+        signed, travelling = list[int](), list[Tensor]()
         for row, tokens in zip(
             rows.tolist(), torch.split(activation, counts.tolist()), strict=True
         ):
             last = None if precision == FLOAT32 else self._last(row, tokens)
             change = None if last is None else tokens - last
             if change is not None and bool(_noise(change) < _noise(tokens)):
-                told.append(row)
+                signed.append(row)
                 travelling.append(change)
             else:
-                told.append(~row)
+                signed.append(~row)
                 travelling.append(tokens)
-        numbers, parts = torch.tensor(told), encode(torch.cat(travelling), precision, generator)
+        numbers, parts = torch.tensor(signed), encode(torch.cat(travelling), precision, generator)
         self._keep(numbers, counts, decode(parts, activation.shape, precision, activation.dtype))
         return (numbers, *parts)
 
@@ -155,19 +155,19 @@ class ChangeCoder:
         rows = numbers.maximum(~numbers)
         if bool((rows >= self.num_rows).any()) or len(set(rows.tolist())) < len(rows):
             raise WireError(f"row numbers that are not different ones of 0 … {self.num_rows - 1}")
-        came = decode(parts, (int(counts.sum()), dim), precision, dtype)
-        return self._keep(numbers, counts, came)
+        received = decode(parts, (int(counts.sum()), dim), precision, dtype)
+        return self._keep(numbers, counts, received)
 
     def _last(self, row: int, like: Tensor) -> Tensor | None:
         """Return the row's last activation if it has the same shape."""
         last = self._arrived.get(row, self.known.rows.get(row))
         return last if last is not None and last.shape == like.shape else None
 
-    def _keep(self, numbers: Tensor, counts: Tensor, came: Tensor) -> Tensor:
+    def _keep(self, numbers: Tensor, counts: Tensor, received: Tensor) -> Tensor:
         """Add changes to earlier activations; remember and return the result."""
         arrived = dict[int, Tensor]()
         for number, tokens in zip(
-            numbers.tolist(), torch.split(came, counts.tolist()), strict=True
+            numbers.tolist(), torch.split(received, counts.tolist()), strict=True
         ):
             if number < 0:
                 arrived[~number] = tokens.clone()  # a view would keep all the others
@@ -176,7 +176,7 @@ class ChangeCoder:
                 raise WireError(f"delta for row {number} without a base")
             arrived[number] = last + tokens
             if not all_finite(arrived[number]):
-                raise WireError(f"row {number} with its change is too large for {came.dtype}")
+                raise WireError(f"row {number} with its change is too large for {received.dtype}")
         self._arrived |= arrived
         return torch.cat(list(arrived.values()))
 

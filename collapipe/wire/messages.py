@@ -42,13 +42,13 @@ class LinkAddress:
         return f"LinkAddress(address={self.address!r})"
 
 
-Told = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1)]
 # the owner's name for a unit; printable; empty if the owner gave none
 UnitName = Annotated[str, Field(max_length=64), AfterValidator(_printable)]
 MOST_WORDS = 2**20  # distinct words that a unit may send
 _MOST = {"labels": MOST_LABELS, "words": MOST_WORDS}
 _FEWER = {"labels": "", "words": "; raise data.tokenizer_min_rows to send fewer"}
-_MOST_TOLD = 2**27  # a tokeniser counts that many words in minutes
+_MOST_IN_ALL = 2**27  # a tokeniser counts that many words in minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,17 @@ class RowsReply:
 
     unit: int
     num_rows: Annotated[int, Field(ge=1, lt=2**53)]
-    labels: Mapping[str, Told]
-    words: Mapping[str, Told]
+    labels: Mapping[str, Count]
+    words: Mapping[str, Count]
     name: UnitName = ""
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
             each: Mapping[str, int] = getattr(self, name)
-            if len(each) > most or sum(each.values()) > _MOST_TOLD:
+            if len(each) > most or sum(each.values()) > _MOST_IN_ALL:
                 raise WireError(
                     f"{len(each):,} {name}, {sum(each.values()):,} in all; at most {most:,}, and "
-                    f"{_MOST_TOLD:,} in all" + _FEWER[name]
+                    f"{_MOST_IN_ALL:,} in all" + _FEWER[name]
                 )
         if not all(0 < len(word) <= LONGEST_WORD for word in self.words):
             raise WireError(f"words must be of 1 to {LONGEST_WORD} letters")

@@ -119,8 +119,8 @@ def pack_kept(messages: Mapping[str, str], groups: Mapping[str, Tensors]) -> Rec
 
 def unpack_kept(state: RecordDict) -> tuple[dict[str, str], dict[str, Tensors]]:
     secret = {kind.__name__ for kind in _STAGES}  # for one round; never written to disk
-    told = state.config_records.items()
-    texts = {name: str(config["json"]) for name, config in told if name not in secret}
+    configs = state.config_records.items()
+    texts = {name: str(config["json"]) for name, config in configs if name not in secret}
     return texts, unpack_groups(state)
 
 
@@ -168,13 +168,15 @@ def pack_evaluation(reply: EvaluateReply) -> RecordDict:
 
 
 def unpack_evaluation(content: RecordDict) -> EvaluateReply:
-    told = unpack(EvaluationRecord, content)
-    if not told.rows:
-        return EvaluateReply(told.unit, None)
+    record = unpack(EvaluationRecord, content)
+    if not record.rows:
+        return EvaluateReply(record.unit, None)
     counts = unpack_record(content, COUNTS).get(COUNTS)
     if counts is None or counts.dtype != torch.int64:
         raise WireError("an evaluation without counts that are whole numbers")
-    return EvaluateReply(told.unit, Statistics(told.rows, told.tokens, told.losses, counts.numpy()))
+    return EvaluateReply(
+        record.unit, Statistics(record.rows, record.tokens, record.losses, counts.numpy())
+    )
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:

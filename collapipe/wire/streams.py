@@ -61,7 +61,7 @@ class FrameStream:
     def __init__(self, peer: str, max_bytes: int, arrived: threading.Event | None = None) -> None:
         self.peer, self.max_bytes = peer, max_bytes
         self.bytes_out = self.bytes_in = 0  # bytes_in excludes credits
-        self.heard = time.monotonic()  # time of the last received piece
+        self.last_received_s = time.monotonic()  # when the last piece arrived
         self.arrived = arrived or threading.Event()
         lock = threading.RLock()
         self._changed = threading.Condition(lock)  # for all threads but the one that sends
@@ -74,7 +74,8 @@ class FrameStream:
         self._tensors: deque[Frame] = deque()
         self._parts: deque[Callable[[], Frame]] = deque()
         self._unmade = 0  # parts that are not made yet
-        self._credit, self._owed = WINDOW, 0  # sent but not credited, received but not credited
+        # sent but not credited, received but not credited
+        self._credit, self._uncredited = WINDOW, 0
         self._piece_bytes, self._quick = _LEAST_PIECE_BYTES, 0  # of the next piece
         self._closed = False
         self._until: Callable[[], bool] | None = None  # when ``outgoing`` ends
@@ -127,9 +128,9 @@ class FrameStream:
     def silent_s(self) -> float:
         """Seconds since the last piece arrived. While a frame waits here for room no piece can
         arrive, so this is 0."""
-        return 0.0 if self._full else time.monotonic() - self.heard
+        return 0.0 if self._full else time.monotonic() - self.last_received_s
 
-    def brings_but(self, *kinds: FrameKind) -> bool:
+    def has_other(self, *kinds: FrameKind) -> bool:
         """Whether a frame of any other kind waits to be received."""
         return any(frame.kind not in kinds for frame, _ in tuple(self._incoming))
 
@@ -150,9 +151,9 @@ class FrameStream:
                 raise self._end()
             received, _ = self._incoming.popleft()
             self._changed.notify_all()
-        self._owed += received.kind in _COUNTED
-        if self._owed == CREDITED:
-            self._owed = 0
+        self._uncredited += received.kind in _COUNTED
+        if self._uncredited == CREDITED:
+            self._uncredited = 0
             self.send(replace(received, kind=FrameKind.CREDIT, tensors=()))
         return received
 
@@ -234,7 +235,7 @@ class FrameStream:
             error.__traceback__ = None  # gRPC's call raises itself: avoid a reference cycle
         with self._changed:
             self._ended = ended
-            self._tell_of_input()
+            self._wake_readers()
         self.arrived.set()
 
     def _end(self) -> LinkError | WireError:
@@ -255,14 +256,14 @@ class FrameStream:
                 raise WireError(f"{frame.kind.name}: more than {WINDOW} that wait here")
             self._full = not self._has_room(size)
             self._changed.wait_for(lambda: self._closed or self._has_room(size))
-            self.heard, self._full = time.monotonic(), False
+            self.last_received_s, self._full = time.monotonic(), False
             if self._closed:
                 return
             self._incoming.append((frame, size))
-            self._tell_of_input()
+            self._wake_readers()
         self.arrived.set()
 
-    def _tell_of_input(self) -> None:
+    def _wake_readers(self) -> None:
         """Wake threads that wait for a frame or the end of the stream, under the lock."""
         self._changed.notify_all()
         if self._until is not None:
@@ -340,7 +341,7 @@ class FrameStream:
         """
         lanes = {0: bytearray(), _PART: bytearray()}
         for message in messages:
-            self.heard = time.monotonic()
+            self.last_received_s = time.monotonic()
             if message == ACCEPTED:
                 with self._changed:
                     self._accepted = True

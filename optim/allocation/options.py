@@ -191,12 +191,12 @@ def _reason(problem: RoundProblem, options: OptionTable) -> str:
 
 def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
     """Explain that C6 or C8 fails, by the pair and payload whose energy comes nearest."""
-    heard = (pairs.max_power_w > 0) & (pairs.snr_per_watt > 0)
-    budgets = np.where(heard, pairs.budgets, -1.0)[:, holding]
+    reachable = (pairs.max_power_w > 0) & (pairs.snr_per_watt > 0)
+    budgets = np.where(reachable, pairs.budgets, -1.0)[:, holding]
     payload, place, channel = (int(i) for i in np.unravel_index(budgets.argmax(), budgets.shape))
     unit = holding[place]
     uplink, at = problem.uplinks[unit], (payload, unit, channel)
-    if not heard[at]:
+    if not reachable[at]:
         return (
             "no unit reaches a channel (C6): everywhere max_power_w or the gain is 0; raise "
             f"{problem.called(unit)}'s max_power_w={uplink.max_power_w:g} or its gains"

@@ -81,8 +81,8 @@ class DeadlineIntervals:
         The end itself is avoided, because p often has a kink with two slopes there.
         """
         is_end = (self.start_s == deadline_s) | (self.stop_s == deadline_s)
-        beside = np.clip(deadline_s, self.start_s * (1 + _INSIDE), self.stop_s * (1 - _INSIDE))
-        return np.where(is_end, beside, (self.start_s + self.stop_s) / 2)
+        inside = np.clip(deadline_s, self.start_s * (1 + _INSIDE), self.stop_s * (1 - _INSIDE))
+        return np.where(is_end, inside, (self.start_s + self.stop_s) / 2)
 
 
 @dataclass(frozen=True, slots=True)

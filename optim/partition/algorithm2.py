@@ -43,8 +43,8 @@ def starting_micro_batches(problem: ClusterProblem) -> tuple[int, int]:
     even = [share] * used + [0] * (len(problem.devices) - used)
     wanted = stationary_micro_batches(problem, even, 1)
     fitting = fitting_micro_batches(problem)
-    ours = min(fitting, key=lambda m: abs(m - wanted) if math.isfinite(wanted) else -m)
-    return fitting[0], ours
+    additional = min(fitting, key=lambda m: abs(m - wanted) if math.isfinite(wanted) else -m)
+    return fitting[0], additional
 
 
 def alternate(problem: ClusterProblem, num_micro_batches: int) -> Cut:
@@ -96,9 +96,9 @@ def best_micro_batches(problem: ClusterProblem, blocks: Blocks, num_micro_batche
     """Return the best m for given blocks: an integer next to eq. 38's, or the current m."""
     wanted = stationary_micro_batches(problem, blocks, num_micro_batches)
     below = int(min(max(wanted, 1.0), problem.max_micro_batches))
-    beside = [num_micro_batches, below, min(below + 1, problem.max_micro_batches)]
+    candidates = [num_micro_batches, below, min(below + 1, problem.max_micro_batches)]
     caps = block_caps(problem)
-    allowed = [m for m in beside if (caps[m - 1] >= np.asarray(blocks)).all()]
+    allowed = [m for m in candidates if (caps[m - 1] >= np.asarray(blocks)).all()]
     return min(allowed, key=lambda m: split_latency(problem, blocks, m))
 
 
@@ -161,10 +161,10 @@ def _paced(
     """
     devices, counts = len(chunks), np.arange(1, most_segments + 1)
     chosen, none = np.eye(counts.size), np.zeros(counts.size)
-    beside, apart = np.zeros((devices, counts.size)), np.zeros((counts.size, 2 * devices))
+    zeros, apart = np.zeros((devices, counts.size)), np.zeros((counts.size, 2 * devices))
     held = np.repeat([0.0, 1.0], devices)
     constraints = [
-        LinearConstraint(np.hstack([chunks, beside - 1, beside]), ub=0),
+        LinearConstraint(np.hstack([chunks, zeros - 1, zeros]), ub=0),
         LinearConstraint(np.hstack([apart, chosen, -chosen]), ub=0),  # no chunk exceeds 1
         LinearConstraint(np.concatenate([held, none, -counts]), 0, 0),
         LinearConstraint(np.concatenate([0 * held, none, none + 1]), 1, 1),

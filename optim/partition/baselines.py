@@ -92,8 +92,8 @@ def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> 
     The blocks are split evenly over S devices; every set of S devices is equally likely.
     """
     on_uplink = [each for each in problem.activation_s[1:] if math.isfinite(each)]
-    asked = (on_uplink or problem.activation_s)[:1]  # the time on the best channel
-    best = exact_partition(replace(problem, activation_s=tuple(asked))).best
+    best_channel_s = (on_uplink or problem.activation_s)[:1]  # the time on the best channel
+    best = exact_partition(replace(problem, activation_s=tuple(best_channel_s))).best
     chosen = rng.choice(len(problem.devices), size=best.num_segments, replace=False)
     return _spread(problem, chosen.tolist()), best.num_micro_batches
 
@@ -188,7 +188,7 @@ def stage_times(problem: ClusterProblem, num_micro_batches: int) -> Floats:
 def slowest_stage_split(stages: Floats) -> list[int]:
     """Return δ ≥ 1 of each device in ``stages`` [S, L] that minimises the slowest stage."""
     num_blocks = stages.shape[1]
-    reached = [_nothing_held(num_blocks)]
+    reached = [_without_devices(num_blocks)]
     for times in stages:
         reached.append(_extended(reached[-1], times))
     blocks: list[int] = []
@@ -203,7 +203,7 @@ def slowest_stage_split(stages: Floats) -> list[int]:
 def best_subset(stages: Floats) -> list[int]:
     """Return the indices of the devices in ``stages`` [K, L] that minimise the slowest stage, in
     order."""
-    reached = _nothing_held(stages.shape[1])[None]
+    reached = _without_devices(stages.shape[1])[None]
     for times in stages:
         reached = np.concatenate([reached, _extended(reached, times)])
     slowest = reached[:, -1]
@@ -214,7 +214,7 @@ def best_subset(stages: Floats) -> list[int]:
     return min(subsets, key=lambda members: (len(members), members))
 
 
-def _nothing_held(num_blocks: int) -> Floats:
+def _without_devices(num_blocks: int) -> Floats:
     """Return the slowest stage without devices, [L + 1]: 0 for 0 blocks, infinite for more."""
     return np.concatenate([[0.0], np.full(num_blocks, np.inf)])
 

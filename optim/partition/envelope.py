@@ -43,7 +43,7 @@ class Splits:
             chunk = rates.per_block[row] * blocks + np.where(used, rates.hop[row], 0)
             total = np.where(slowest > 0, chunk.sum(axis=1), 0.0)
         slowest = np.maximum(slowest, rates.floor[row])
-        return cls(segments, row, total + rates.behind[row], slowest, blocks.astype(int))
+        return cls(segments, row, total + rates.after_uplink[row], slowest, blocks.astype(int))
 
     def where(self, keep: Ints) -> "Splits":
         """Select some of the partitions."""

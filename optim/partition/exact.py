@@ -135,13 +135,13 @@ class _Brackets:
     def latency(self, rates: Rates, threshold: Floats, activation_s: float) -> Floats:
         """Return the seconds of a batch if the thresholds are the slowest chunks, [N]."""
         slowest = np.maximum(threshold, rates.floor[self.row])
-        total = self.segments * threshold + rates.behind[self.row]
+        total = self.segments * threshold + rates.after_uplink[self.row]
         return batch_seconds(total, slowest, self.row, activation_s)
 
     def below(self, rates: Rates, best: Envelope) -> "_Brackets":
         """Select the pairs that may be the fastest of their S for some uplink time."""
         goal = best.goal(self.row, np.maximum(self.low, rates.floor[self.row]))
-        total = self.segments * self.low + rates.behind[self.row]
+        total = self.segments * self.low + rates.after_uplink[self.row]
         return self.where(total < goal[np.arange(len(total)), self.segments - 1])
 
     def fastest(self, rates: Rates, activation_s: float) -> "_Brackets":

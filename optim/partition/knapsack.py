@@ -67,7 +67,7 @@ class Nodes:
     def goal(self, best: Envelope) -> Floats:
         """Return the value [N, Smax], s, that Σ without the stages after the uplink must beat."""
         goal = best.goal(self.row, np.maximum(self.low, self.rates.floor[self.row]))
-        return goal - self.rates.behind[self.row][:, None]
+        return goal - self.rates.after_uplink[self.row][:, None]
 
     def below(self, best: Envelope) -> "Nodes":
         """Select nodes that may be faster than ``best`` for some S, and close their other S."""
@@ -112,7 +112,7 @@ class Nodes:
     def latency(self, activation_s: float) -> Floats:
         """Return a lower bound of a batch's seconds for an uplink time, [N, Smax]."""
         slowest = np.maximum(self.low, self.rates.floor[self.row])
-        added = batch_seconds(self.rates.behind[self.row], slowest, self.row, activation_s)
+        added = batch_seconds(self.rates.after_uplink[self.row], slowest, self.row, activation_s)
         return np.asarray(self.least + added[:, None])
 
     def bounds(self, price: Floats, cheapest: Floats) -> Floats:

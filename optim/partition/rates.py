@@ -27,7 +27,7 @@ class Rates:
     hop: Floats  # g = w·b̂ + ℓ, s, [M, K]
     lead: Floats  # g, or 0 under ``overlap``, as the hop then runs in parallel to the compute
     caps: Floats  # blocks that memory and energy allow, [M, K]; whole numbers
-    behind: Floats  # total time of a micro-batch in the stages after the uplink, s, [M]
+    after_uplink: Floats  # total time of a micro-batch in the stages after the uplink, s, [M]
     floor: Floats  # time of a micro-batch in the slowest of these stages, s, [M]
     num_blocks: int
     paced: bool  # law ``bound``: every stage takes as long as the slowest

@@ -61,8 +61,8 @@ def of_batch_s(problem: ClusterProblem, bounds: Bounds, once: Floats) -> Floats:
     """Return lower bounds of a batch's seconds for the first uplink time, with those of Σ
     ``once``, [M]; infinite for an m that the devices cannot hold."""
     counts = np.arange(1, problem.max_micro_batches + 1)
-    behind = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
-    total, slowest = once + behind.sum(axis=0), np.maximum(bounds.pace, behind.max(axis=0))
+    later_s = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
+    total, slowest = once + later_s.sum(axis=0), np.maximum(bounds.pace, later_s.max(axis=0))
     fits, found = np.isfinite(total) & np.isfinite(slowest), np.full(len(counts), np.inf)
     of_fits = total[fits], slowest[fits], counts[fits] - 1
     found[fits] = batch_seconds(*of_fits, problem.activation_s[0])

@@ -42,13 +42,14 @@ class Caps:
     blocks: Ints  # if it has a stage alone, [C, 2, M, T]; C: class of the next stage
 
     @classmethod
-    def of(cls, behind: Sequence[ClusterProblem], kinds: Sequence[Sequence[int]]) -> "Caps":
-        """Return the caps of the first device of each kind, in each of the problems ``behind``."""
+    def of(cls, by_next_class: Sequence[ClusterProblem], kinds: Sequence[Sequence[int]]) -> "Caps":
+        """Return the caps of the first device of each kind, in each of the problems
+        ``by_next_class``."""
         first, most = [own[0] for own in kinds], np.maximum.accumulate
-        may = any(each.recomputing for each in behind[-1].devices)
-        ways = [(), range(len(behind[-1].devices))] if may else [()]
+        may = any(each.recomputing for each in by_next_class[-1].devices)
+        ways = [(), range(len(by_next_class[-1].devices))] if may else [()]
         rows, blocks = list[object](), list[object]()
-        for each in behind:
+        for each in by_next_class:
             of_modes = [each.in_modes(on) for on in ways]
             rows.append([[row_caps(own, own.devices[k]) for own in of_modes] for k in first])
             blocks.append([block_caps(own)[:, first] for own in of_modes])
@@ -82,24 +83,27 @@ class Tables:
         cls,
         problem: ClusterProblem,
         states: States,
-        behind: Sequence[ClusterProblem],
+        by_next_class: Sequence[ClusterProblem],
         kinds: Sequence[Sequence[int]],
         caps: Sequence[Caps],
     ) -> "Tables":
-        """Return the tables; ``behind`` are the problems before a stage of each class, ``caps`` of
-        each place from the end."""
-        behind = [replace(each, devices=_first(each, kinds)) for each in behind]
+        """Return the tables; ``by_next_class`` are the problems before a stage of each class,
+        ``caps`` of each place from the end."""
+        by_next_class = [replace(each, devices=_first(each, kinds)) for each in by_next_class]
         most = problem.max_micro_batches, problem.num_blocks, problem.batch_size
         counts, blocks, rows = (np.arange(1, each + 1) for each in most)
         alone = [
-            [_alone(each, own.blocks[number], counts, blocks) for number, each in enumerate(behind)]
+            [
+                _alone(each, own.blocks[number], counts, blocks)
+                for number, each in enumerate(by_next_class)
+            ]
             for own in caps
         ]
         return cls(
             states,
             caps,
             -(-problem.batch_size // counts),
-            np.moveaxis(np.array([_of_rows(each, blocks, rows) for each in behind]), 3, 1),
+            np.moveaxis(np.array([_of_rows(each, blocks, rows) for each in by_next_class]), 3, 1),
             np.moveaxis(np.array(alone)[..., states.first[states.alone], :], (0, 1), (2, 3)),
             _syncs(_first(problem, kinds), states)[:, None] * blocks,
             problem.latency == "bound",
@@ -126,8 +130,8 @@ class Tables:
         limits = np.broadcast_to(thresholds, counts.shape)[row]
         for place, caps in enumerate(self.caps if len(row) else ()):
             if caps.rows.any():
-                asked = counts[row], blocks[held], group, limits, wanted[np.ix_(*own)]
-                found = np.moveaxis(self._shared(caps, *asked), (0, 2), (3, 4))
+                arguments = counts[row], blocks[held], group, limits, wanted[np.ix_(*own)]
+                found = np.moveaxis(self._shared(caps, *arguments), (0, 2), (3, 4))
                 places = row[:, None, None], group[:, None], held
                 np.moveaxis(costs[:, :, place], (0, 2), (3, 4))[places] = found
         return Costs(*costs)
@@ -168,10 +172,10 @@ class Tables:
         ``wanted``, [R, D, N]; equal ones of several m are computed once."""
         most = caps.rows[..., counts - 1, :][..., blocks - 1].transpose(4, 0, 3, 5, 2, 1)
         shape, most = most.shape[:2], most.reshape(-1, *most.shape[2:])
-        behind, rows = np.tile(np.arange(shape[1]), shape[0]), self.rows[counts - 1]
+        next_class, rows = np.tile(np.arange(shape[1]), shape[0]), self.rows[counts - 1]
         rows, limits = np.repeat(rows, shape[1]), np.repeat(thresholds, shape[1])
         first, of_most = dict[tuple[Any, ...], int](), (each.tobytes() for each in most)
-        keys = zip(behind.tolist(), rows.tolist(), limits.tolist(), of_most, strict=True)
+        keys = zip(next_class.tolist(), rows.tolist(), limits.tolist(), of_most, strict=True)
         same = [first.setdefault(key, len(first)) for key in keys]
         own = np.unique(same, return_index=True)[1]
         needed = np.zeros((len(own), *wanted.shape[1:]), bool)
@@ -181,8 +185,8 @@ class Tables:
         for size in set(sizes.tolist()):  # of about as many rows together
             near = np.flatnonzero(sizes == size)
             of = own[near]
-            asked = behind[of], rows[of], limits[of], most[of], blocks, group, needed[near]
-            found[:, near] = self._of_sets(*asked)
+            arguments = next_class[of], rows[of], limits[of], most[of], blocks, group, needed[near]
+            found[:, near] = self._of_sets(*arguments)
         shared = found[:, same].swapaxes(2, 3)
         shared[0] = np.where(self.bound & np.isfinite(shared[0]), 0.0, shared[0])
         shared[0] += self.sync[group[:, None], blocks - 1]
@@ -191,7 +195,7 @@ class Tables:
 
     def _of_sets(
         self,
-        behind: Ints,
+        next_class: Ints,
         rows: Ints,
         limits: Floats,
         most: Ints,
@@ -199,7 +203,7 @@ class Tables:
         group: Ints,
         wanted: Bools,
     ) -> Floats:
-        """Return times of ``wanted`` sets, [R, D, N], for each class behind [R], its number of rows
+        """Return times of ``wanted`` sets, [R, D, N], for each next class [R], its number of rows
         [R], its threshold [R] and its caps [R, K - 1, D, 2, T], [3, R, D, N]."""
         counts = self.states.counts[group]
         others, given = counts.sum(axis=1) - 2, np.arange(1, rows.max() + 1)
@@ -213,7 +217,7 @@ class Tables:
             if len(row):
                 own = np.flatnonzero(of_sets.any(axis=(0, 1)))
                 plain, either = np.moveaxis(most[row, each_others, held], 1, 0)[:, :, None, :, None]
-                times = self.times[behind[row], blocks[held] - 1][..., : len(given)]
+                times = self.times[next_class[row], blocks[held] - 1][..., : len(given)]
                 each = np.where(given <= plain, times[:, 0], times[:, -1])  # and paces
                 within = each[:, 1:] <= limits[row, None, None, None]
                 each = np.where((given <= either) & within, each, np.inf)
@@ -298,7 +302,7 @@ def _alone(problem: ClusterProblem, caps: Ints, counts: Ints, blocks: Ints) -> F
 def _syncs(devices: Sequence[DeviceProfile], states: States) -> Floats:
     """Return the seconds of a block's sync in each set, [N], for devices of each kind; infinite if
     one shares none."""
-    laws = [[each.before((), beside=[to.name]).sharing for to in devices] for each in devices]
+    laws = [[each.before((), members=[to.name]).sharing for to in devices] for each in devices]
     each = np.array([[np.inf if law is None else law.sync_s for law in own] for own in laws])
     number, held = np.maximum(states.counts.sum(axis=1), 1), states.counts > 0
     pairs = held[:, :, None] & held[:, None, :]

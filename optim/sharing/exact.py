@@ -85,9 +85,9 @@ def shared_partition(
 def _of_some(problem: ClusterProblem, max_nodes: float) -> list[Partition]:
     """Return plans with shared stages of those devices that can hold most rows, as many as can be
     searched; none if they cannot hold the model."""
-    everybody = range(len(problem.devices))
-    order = sorted(everybody, key=lambda k: -row_caps(problem, problem.devices[k])[0].sum())
-    for count in reversed(everybody):
+    all_devices = range(len(problem.devices))
+    order = sorted(all_devices, key=lambda k: -row_caps(problem, problem.devices[k])[0].sum())
+    for count in reversed(all_devices):
         used = sorted(order[:count])
         few = replace(problem, devices=tuple(problem.devices[k] for k in used))
         if num_pairs(tuple(map(len, kinds_of(few.devices)))) <= MOST_PAIRS:
@@ -96,7 +96,7 @@ def _of_some(problem: ClusterProblem, max_nodes: float) -> list[Partition]:
         front = shared_partition(few, max_nodes=max_nodes).front
     except InfeasibleRoundError:
         return []
-    return [point.among(used, len(everybody)) for point in front]
+    return [point.among(used, len(all_devices)) for point in front]
 
 
 def placed_partition(
@@ -114,28 +114,30 @@ def placed_partition(
     start, kinds = time.perf_counter(), kinds_of(problem.devices)
     if num_pairs(tuple(map(len, kinds))) > _MOST_ORDERED:
         return None
-    states, behind = ordered_states(problem, kinds)
-    if len(states.sets) * len(behind) > _MOST_LINKED:
+    states, by_next_class = ordered_states(problem, kinds)
+    if len(states.sets) * len(by_next_class) > _MOST_LINKED:
         return None
     most = min(len(problem.devices), problem.num_blocks)
-    bounds, caps = stage_bounds(relaxed(problem), shares=False), caps_by_place(behind, kinds)
+    bounds, caps = stage_bounds(relaxed(problem), shares=False), caps_by_place(by_next_class, kinds)
     slowest = max(each.recomputing.times if each.recomputing else 1.0 for each in problem.devices)
     # the slowest hops instead of the fastest, as in ``relaxed``
     hops_s = (each.time.hop(problem.batch_size) for each in with_hops(problem, max).devices)
     bounds = replace(bounds, longest=bounds.longest * slowest + problem.linked * max(hops_s))
     sizes = most if by_segments else 1
-    search = _Search(problem, bounds, caps, sizes, max_nodes, most, (states, behind))
+    search = _Search(problem, bounds, caps, sizes, max_nodes, most, (states, by_next_class))
     search.offer(known)
     return search.solution(search.run(), start)
 
 
-def caps_by_place(behind: Sequence[ClusterProblem], kinds: Sequence[Sequence[int]]) -> list[Caps]:
+def caps_by_place(
+    by_next_class: Sequence[ClusterProblem], kinds: Sequence[Sequence[int]]
+) -> list[Caps]:
     """Return the caps at each place from the end, one if they are equal at all places."""
 
     def at(place: int) -> Caps:
-        return Caps.of([each.at(place) for each in behind], kinds)
+        return Caps.of([each.at(place) for each in by_next_class], kinds)
 
-    most, last = len(behind[-1].in_flight), at(1)
+    most, last = len(by_next_class[-1].in_flight), at(1)
     if most < 2 or last.same(first := at(most)):
         return [last]
     return [last, *map(at, range(2, most)), first]
@@ -161,7 +163,7 @@ class _Search:
         self._problem, self._bounds, self._caps = problem, bounds, caps
         self._sizes, self._left, self._most = sizes, max_nodes, most
         self._max_nodes, self._ordered = max_nodes, ordered
-        self._behind = ordered[1] if ordered else [problem]  # before a stage of each class
+        self._by_next_class = ordered[1] if ordered else [problem]  # before a stage of each class
         self.only_shared = False  # plans without shared stages are known
         self._one_stage = bounds.once.copy()  # those of known m are skipped
         every = np.arange(problem.num_blocks + 1)
@@ -174,13 +176,13 @@ class _Search:
         after = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
         self._after, self._floor = after.sum(axis=0), after.max(axis=0)
         self.points = list[Partition]()
-        asked, continuous = np.array(problem.activation_s), math.isinf(problem.activation_s[-1])
+        times, continuous = np.array(problem.activation_s), math.isinf(problem.activation_s[-1])
         if continuous:  # from here on the uplink is the slowest stage of every plan
             slowest = np.maximum(self._bounds.longest, self._floor)
-            asked[-1] = max(asked[-2], float((counts * slowest).max()))
+            times[-1] = max(times[-2], float((counts * slowest).max()))
         empty = np.zeros(0, dtype=int)
         none = Splits(empty, empty, np.zeros(0), np.zeros(0), np.zeros((0, 1), dtype=int))
-        self._best = Envelope(asked, continuous, sizes, none)
+        self._best = Envelope(times, continuous, sizes, none)
 
     def glance(self) -> None:
         """Offer plans of one stage for the most promising m, at no cost of nodes, unless syncs make
@@ -205,7 +207,7 @@ class _Search:
     def _open_s(self, sizes: Sequence[int | None], once: Floats, blocks: Ints) -> float:
         """Search the plans with at most so many stages of ``blocks``, for each of ``sizes``. Return
         a lower bound, s, of those that are left open."""
-        pairs = len(self._states.sets) * len(self._behind)
+        pairs = len(self._states.sets) * len(self._by_next_class)
         for tried in self._portions(once, blocks):
             rows = np.array(tried, dtype=int)
             rows = rows[self._improves(rows, once[rows], self._bounds.pace[rows], sizes[0])]
@@ -243,7 +245,7 @@ class _Search:
 
     @cached_property
     def _tables(self) -> Tables:
-        return Tables.of(self._problem, self._states, self._behind, self._kinds, self._caps)
+        return Tables.of(self._problem, self._states, self._by_next_class, self._kinds, self._caps)
 
     def solution(self, open_s: float, start: float) -> ClusterSolution:
         """Return the found front; ``open_s`` is a lower bound of what the search left open."""
@@ -385,21 +387,21 @@ class _Search:
 
     def _slowest_s(self, costs: Costs, groups: Sequence[Group]) -> float:
         """Return the largest pace of these stages, s."""
-        last, behind = len(costs.pace) - 1, self._classes_behind(groups)
+        last, next_classes = len(costs.pace) - 1, self._next_classes(groups)
         return max(
             float(costs.pace[min(len(groups) - 1 - place, last), to, own, count - 1])
-            for place, ((own, count), to) in enumerate(zip(groups, behind, strict=True))
+            for place, ((own, count), to) in enumerate(zip(groups, next_classes, strict=True))
         )
 
-    def _classes_behind(self, groups: Sequence[Group]) -> list[int]:
+    def _next_classes(self, groups: Sequence[Group]) -> list[int]:
         """Return the class of the stage after each of these."""
         return [*(int(self._states.classes[own]) for own, _ in groups[1:]), -1]
 
     def _plan(self, groups: Sequence[Group], blocks: Ints, m: int, threshold: float) -> Partition:
         """Name the devices of each group, and give them their rows."""
         free, stages = [list(own) for own in self._kinds], list[Stage]()
-        places, behind = range(len(groups), 0, -1), self._classes_behind(groups)
-        for place, to, (group, count) in zip(places, behind, groups, strict=True):
+        places, next_classes = range(len(groups), 0, -1), self._next_classes(groups)
+        for place, to, (group, count) in zip(places, next_classes, groups, strict=True):
             held = enumerate(self._states.counts[group].tolist())
             taken = [free[kind].pop(0) for kind, n in held for _ in range(n)]
             stages.append(self._stage(taken, int(blocks[count - 1]), m, place, to, threshold))
@@ -418,15 +420,15 @@ class _Search:
     ) -> Stage:
         own = self._caps[min(place, len(self._caps)) - 1].rows[to]
         caps = [own[self._kind_of[k]] for k in devices]
-        return stage_of(self._behind[to], devices, blocks, m, caps, threshold)
+        return stage_of(self._by_next_class[to], devices, blocks, m, caps, threshold)
 
     def one_stage_of_all(self) -> float:
         """Offer one stage on all devices, and return the bound of everything else."""
         problem, open_s = self._problem, math.inf
-        everybody, once = range(len(problem.devices)), self._bounds.once
+        all_devices, once = range(len(problem.devices)), self._bounds.once
         for row in self._promising(once):
             if self._improves(row, once[row], self._bounds.pace[row], None):
-                stage = self._stage(everybody, problem.num_blocks, row + 1, 1)
+                stage = self._stage(all_devices, problem.num_blocks, row + 1, 1)
                 self.offer([decided(problem, [stage], row + 1)] if stage.rows else [])
         for once in (self._bounds.once, self._bounds.several):
             for row in self._promising(once):

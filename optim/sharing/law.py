@@ -182,9 +182,9 @@ def in_order(problem: ClusterProblem, stages: Sequence[Stage]) -> ClusterProblem
         return problem
     names = [[problem.devices[k].name for k in stage.devices] for stage in stages]
     devices = [each.before(()) for each in problem.devices]
-    for stage, own, behind in zip(stages, names, [*names[1:], ()], strict=True):
+    for stage, own, following in zip(stages, names, [*names[1:], ()], strict=True):
         for k in stage.devices:
-            devices[k] = problem.devices[k].before(behind, beside=own)
+            devices[k] = problem.devices[k].before(following, members=own)
     return replace(problem, devices=tuple(devices))
 
 
@@ -215,10 +215,10 @@ def partition_of_stages(problem: ClusterProblem, stages: Sequence[Stage], m: int
     if order == [(device,) for device, blocks in enumerate(held) if blocks]:
         return partition_of(problem, held, m)
     times = [stage_times(problem, stage, m) for stage in stages]
-    behind = problem.head_s / m, problem.gradient_s / m
+    later_s = problem.head_s / m, problem.gradient_s / m
     pace = max(stage_pace(problem, stage, m) for stage in stages)
     chunks = [compute + hop for compute, hop, _ in times]
     encoder = len(stages) * pace if problem.latency == "bound" else sum(chunks)
-    slowest, syncs = max(pace, *behind, 0.0), sum(sync for *_, sync in times)
-    latency = encoder + sum(behind) + syncs + (m - 1) * slowest
+    slowest, syncs = max(pace, *later_s, 0.0), sum(sync for *_, sync in times)
+    latency = encoder + sum(later_s) + syncs + (m - 1) * slowest
     return Partition(tuple(held), m, latency, slowest, stages=tuple(stages))

@@ -22,8 +22,8 @@ _MOST_IN_SETS = 12  # devices of which all sets are compared
 def either_caps(problem: ClusterProblem) -> Ints:
     """Return the most blocks of each device, [M, K], recomputing or not, over the hop that takes
     least; see ``block_caps``."""
-    problem, everybody = with_hops(problem, min), range(len(problem.devices))
-    return np.maximum(*(block_caps(problem.in_modes(on)) for on in ((), everybody)))
+    problem, all_devices = with_hops(problem, min), range(len(problem.devices))
+    return np.maximum(*(block_caps(problem.in_modes(on)) for on in ((), all_devices)))
 
 
 def held_in_order(problem: ClusterProblem) -> tuple[Ints, tuple[int, list[int]]]:
@@ -124,7 +124,7 @@ def with_hops(problem: ClusterProblem, pick: Callable[[Iterable[float]], float])
 
     names, devices = [(), *([each.name] for each in problem.devices)], list[DeviceProfile]()
     for device in problem.devices:
-        first, *_ = ways = [device.before(each, beside=each) for each in names]
+        first, *_ = ways = [device.before(each, members=each) for each in names]
         laws = [each.energy.law for each in ways if each.energy]
         energy = first.energy and replace(first.energy, law=picked(laws))
         syncs = [each.sharing.sync_s for each in ways if each.sharing]

@@ -54,17 +54,17 @@ class Programme:
         padded = np.full((counts, classes, sets, 2 * blocks + 1), np.inf)  # from l = -L on
         padded[..., blocks:] = rest
         reached = padded if repeats else np.full_like(padded, np.inf)
-        behind_s: Floats = rest.min(axis=3)  # the least of any number of blocks
+        least_rest_s: Floats = rest.min(axis=3)  # the least of any number of blocks
         remaining = states.sets - states.groups
-        least = once.min(axis=(1, 3))[:, states.groups] + behind_s.min(axis=1)[:, remaining]
+        least = once.min(axis=(1, 3))[:, states.groups] + least_rest_s.min(axis=1)[:, remaining]
         row, pair = np.nonzero(np.isfinite(least))
-        sums = once[row, :, states.groups[pair]] + behind_s[row, :, remaining[pair], None]
-        place, behind, more = np.nonzero(np.isfinite(sums))
+        sums = once[row, :, states.groups[pair]] + least_rest_s[row, :, remaining[pair], None]
+        place, next_class, more = np.nonzero(np.isfinite(sums))
         row, pair = row[place], pair[place]
         whole, groups = states.sets[pair], states.groups[pair]
-        costs, first = once[row, behind, groups, more], states.classes[groups]
+        costs, first = once[row, next_class, groups, more], states.classes[groups]
         starts = np.flatnonzero(np.diff((row * sets + whole) * classes + first, prepend=-1))
-        left = ((row * classes + behind) * sets + whole - groups) * padded.shape[-1]
+        left = ((row * classes + next_class) * sets + whole - groups) * padded.shape[-1]
         left += blocks - more - 1
         own = row[starts], first[starts], whole[starts]
         for count in range(1, blocks + 1 if len(starts) else 1):
@@ -101,8 +101,8 @@ class Solved:
             own = once[min(place, len(once)) - 1]
             rest = levels[place - ordered]
             costs = own[:, groups, :left] + rest[:, devices - groups, left - 1 :: -1]
-            behind, number, more = np.unravel_index(int(costs.argmin()), costs.shape)
+            next_class, number, more = np.unravel_index(int(costs.argmin()), costs.shape)
             stages.append((int(groups[number]), int(more) + 1))
             devices, left = devices - int(groups[number]), left - int(more) - 1
-            first, place = int(behind), place - ordered
+            first, place = int(next_class), place - ordered
         return stages

@@ -87,14 +87,14 @@ def ordered_states(
     possible = states.alone | ~(states.counts > 0)[:, alone].any(axis=1)  # as a stage
     names, of_set = dict[tuple[DeviceProfile, ...], list[str]](), list[tuple[DeviceProfile, ...]]()
     for held in (states.counts > 0) & possible[:, None]:
-        behind = [each.name for each, has in zip(first, held.tolist(), strict=True) if has]
-        of_set.append(tuple(each.before(behind) for each in first))
-        names.setdefault(of_set[-1], behind)
+        following = [each.name for each, has in zip(first, held.tolist(), strict=True) if has]
+        of_set.append(tuple(each.before(following) for each in first))
+        names.setdefault(of_set[-1], following)
     number = {each: place for place, each in enumerate(reversed(names))}
     classes = np.array([number[each] for each in of_set])
     order = np.lexsort((classes[states.groups], states.sets))
     problems = [
-        replace(problem, devices=tuple(each.before(behind) for each in devices))
-        for behind in reversed(names.values())
+        replace(problem, devices=tuple(each.before(following) for each in devices))
+        for following in reversed(names.values())
     ]
     return replace(states, groups=states.groups[order], classes=classes), problems

@@ -79,9 +79,11 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
     names = [device.name for device in state.devices]
     devices = tuple(cluster.in_modes({each.name: each for each in state.devices}).values())
     times = Counter(name for segment in cluster.segments for name in segment.devices)
-    odd = [name for name, count in times.items() if count > 1 or name not in names]
-    if odd:
-        raise violation("C2", f"segments on {', '.join(odd)}; the devices are {', '.join(names)}")
+    invalid = [name for name, count in times.items() if count > 1 or name not in names]
+    if invalid:
+        raise violation(
+            "C2", f"segments on {', '.join(invalid)}; the devices are {', '.join(names)}"
+        )
     held = {name: segment.span.blocks for segment in cluster.segments for name in segment.devices}
     replicated = request.partition == "vanilla_fl" and not cluster.segments
     if replicated:

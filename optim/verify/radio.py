@@ -157,8 +157,8 @@ def penalties(
     queues, of_errors = np.array(problem.queues)[units], 0.0
     if problem.error_queues:
         before = np.array(problem.error_queues)[units] - 1
-        owed = before + pairs.gradient_error / problem.options.error_budget
-        of_errors = (np.maximum(owed, 0) ** 2 - np.maximum(before, 0) ** 2) / 2
+        after = before + pairs.gradient_error / problem.options.error_budget
+        of_errors = (np.maximum(after, 0) ** 2 - np.maximum(before, 0) ** 2) / 2
     if problem.options.drift == "gamma":
         return queues * gammas(pairs, power_w, segments, problem) + of_errors
     return queues * (segments + power_w) + of_errors

@@ -102,26 +102,27 @@ def _check_radio(
     chosen: Sequence[Allocation], units: ScheduledUnits, problem: RoundProblem
 ) -> None:
     for i, given in enumerate(chosen):
-        who = f"unit {given.unit} on channel {given.channel}"
+        sender = f"unit {given.unit} on channel {given.channel}"
         limit_w, limit_j = units.pairs.max_power_w[i], units.pairs.energy_j[i]
         joules, seconds, gamma = units.energy_j[i], units.upload_s[i], units.gammas[i]
         if not given.power_w >= 0 or exceeds(given.power_w, limit_w):
-            raise violation("C6", f"{who} sends with {given.power_w:.12g} W of {limit_w:.12g} W")
+            raise violation("C6", f"{sender} sends with {given.power_w:.12g} W of {limit_w:.12g} W")
         if exceeds(joules, limit_j):
-            raise violation("C8", f"{who} sends {joules:.12g} J, its limit is {limit_j:.12g} J")
+            raise violation("C8", f"{sender} sends {joules:.12g} J, its limit is {limit_j:.12g} J")
         if not math.isfinite(seconds) or differs(given.upload_s, seconds):
             raise violation(
                 "upload time",
-                f"{given.upload_s:.12g} s for {who} with {given.power_w:.12g} W; "
+                f"{given.upload_s:.12g} s for {sender} with {given.power_w:.12g} W; "
                 f"eq. 11 gives {seconds:.12g} s",
             )
         if not math.isfinite(units.finish_s[i]) or differs(given.finish_s, units.finish_s[i]):
             raise violation(
-                "finish", f"{given.finish_s:.12g} s for {who}, expected {units.finish_s[i]:.12g} s"
+                "finish",
+                f"{given.finish_s:.12g} s for {sender}, expected {units.finish_s[i]:.12g} s",
             )
         if problem.options.hard_gamma and exceeds(gamma, problem.options.gamma_max):
             raise violation(
-                "C11", f"{who} has Γ={gamma:.12g}, the limit is {problem.options.gamma_max:.12g}"
+                "C11", f"{sender} has Γ={gamma:.12g}, the limit is {problem.options.gamma_max:.12g}"
             )
 
 

@@ -38,10 +38,10 @@ def places_from_the_end(point: Partition) -> dict[int, int]:
 def over_links(point: Partition, problem: ClusterProblem) -> ClusterProblem:
     """Return the problem without links, in which devices have this partition's hops and syncs."""
     order = [[problem.devices[k].name for k in own] for own in _in_order(point)]
-    beside = {name: own for own in order for name in own}
-    ahead = {name: behind for own, behind in pairwise(order) for name in own}
+    peers = {name: own for own in order for name in own}
+    ahead = {name: following for own, following in pairwise(order) for name in own}
     devices = (
-        each.before(ahead.get(each.name, ()), beside.get(each.name, ())) for each in problem.devices
+        each.before(ahead.get(each.name, ()), peers.get(each.name, ())) for each in problem.devices
     )
     return replace(problem, devices=tuple(devices))
 
@@ -70,10 +70,10 @@ def latency_of_stages(point: Partition, problem: ClusterProblem) -> tuple[float,
         if len(laws) > 1:
             slowest = max(law.sync_s for law in laws if law is not None)
             syncs += 2 * (1 - 1 / len(laws)) * stage.blocks * slowest
-    behind = problem.head_s / m, problem.gradient_s / m
-    pace = max(*paces, *behind)
+    later_s = problem.head_s / m, problem.gradient_s / m
+    pace = max(*paces, *later_s)
     once = len(paces) * max(paces) if problem.latency == "bound" else sum(passed)
-    return once + sum(behind) + syncs + (m - 1) * pace, pace
+    return once + sum(later_s) + syncs + (m - 1) * pace, pace
 
 
 def _times(stage: Stage, problem: ClusterProblem, m: int) -> list[tuple[float, float]]:

@@ -231,16 +231,16 @@ class _Stages:
         cost = np.where(can, once + self.sync, math.inf)
         several = len(self.sets) > len(problem.devices)
         least = _least_of_sets(cost, self.sets) if several else _least_sums(cost)
-        behind, sent = (problem.head_s, problem.gradient_s), problem.activation_s[0] / m
-        pace = np.maximum(slowest, np.maximum(max(behind) / m, sent))
-        seconds = least + sum(behind) / m + sent + (m - 1) * pace
+        later_s, sent = (problem.head_s, problem.gradient_s), problem.activation_s[0] / m
+        pace = np.maximum(slowest, np.maximum(max(later_s) / m, sent))
+        seconds = least + sum(later_s) / m + sent + (m - 1) * pace
         return np.asarray(np.where(empty, math.inf, seconds))
 
 
 def _least_sums(cost: Floats) -> Floats:
     """Return the least sum for L blocks, [N], of devices that each hold none or 1 … L blocks at
     these costs, [N, K, L]."""
-    least = _nothing(cost)
+    least = _no_stage(cost)
     for k in range(cost.shape[1]):
         least = np.minimum(least, _with_stage(least, cost[:, k]))
     return np.asarray(least[:, -1])
@@ -252,7 +252,7 @@ def _least_of_sets(cost: Floats, sets: Ints) -> Floats:
     sets, starts = np.unique(sets[order], return_index=True)
     cost = np.minimum.reduceat(cost[:, order], starts, axis=1)  # of a set's stages
     costs = zip(sets.tolist(), np.ascontiguousarray(cost.swapaxes(0, 1)), strict=True)
-    least, usable = [_nothing(cost)], {own: each for own, each in costs if np.isfinite(each).any()}
+    least, usable = [_no_stage(cost)], {own: each for own, each in costs if np.isfinite(each).any()}
     for among in range(1, int(np.bitwise_or.reduce(sets)) + 1):  # the devices that may be used
         first = among & -among
         best = least[among ^ first]  # without the first of them
@@ -263,7 +263,7 @@ def _least_of_sets(cost: Floats, sets: Ints) -> Floats:
     return np.asarray(least[-1][:, -1])
 
 
-def _nothing(cost: Floats) -> Floats:
+def _no_stage(cost: Floats) -> Floats:
     """Return the least sums for 0 … L blocks before any stage, [N, L + 1]."""
     least = np.full((len(cost), cost.shape[2] + 1), math.inf)
     least[:, 0] = 0.0

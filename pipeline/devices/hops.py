@@ -57,10 +57,10 @@ class Fence:
         """Return the tensors of ``frame``. Raises ``WireError`` if it is not the expected
         frame."""
         wanted = self.round, self.epoch, self.step, micro_batch
-        came = frame.round, frame.epoch, frame.step, frame.micro_batch
-        if frame.kind != kind or came != wanted:
+        actual = frame.round, frame.epoch, frame.step, frame.micro_batch
+        if frame.kind != kind or actual != wanted:
             raise WireError(
-                f"{peer} sent {frame.kind.name} of round, epoch, step, micro-batch {came}; "
+                f"{peer} sent {frame.kind.name} of round, epoch, step, micro-batch {actual}; "
                 f"expected {kind.name} of {wanted}"
             )
         hidden, *others = tensors = self.codec.decode(frame.tensors)
@@ -116,7 +116,7 @@ def check_form(tensors: Passed, like: Passed, peer: str) -> None:
 
 @dataclass
 class StreamPorts:
-    """Ports to the stages ``before`` and ``behind``; None if there is no such stage.
+    """Ports to the stages ``before`` and ``after``; None if there is no such stage.
 
     ``rows`` are those of each micro-batch; a stage without own rows receives nothing. The shape of
     each sent activation is kept, to check the gradient that returns for it. Without ``returns`` no
@@ -125,7 +125,7 @@ class StreamPorts:
     """
 
     before: Side | None
-    behind: Side | None
+    after: Side | None
     fence: Fence
     wait: Wait
     rows: Sequence[int]
@@ -153,7 +153,7 @@ class StreamPorts:
 
     def send(self, action: Action, made: Passed) -> None:
         forward = action.kind == FORWARD
-        side = self.behind if forward else self.before
+        side = self.after if forward else self.before
         if side is None or not made:
             return
         if forward and self.returns:
@@ -166,7 +166,7 @@ class StreamPorts:
     def _sources(self, action: Action) -> list[tuple[int, FrameStream, int, int]]:
         """The streams that bring the action's input, with their rows; empty if it needs none."""
         forward = action.kind == FORWARD
-        side = self.before if forward else self.behind
+        side = self.before if forward else self.after
         if side is None or not (forward or self.returns):
             return []
         return side.used(self.rows[action.micro_batch])
@@ -194,13 +194,13 @@ def _neighbour(action: Action, place: int) -> str:
     return neighbour_name(BEFORE if action.kind == FORWARD else BEHIND, place)
 
 
-def relay(front: FrameStream, behind: FrameStream) -> None:
+def relay(front: FrameStream, back: FrameStream) -> None:
     """Forward frames between two streams in both directions until one ends; then close both.
 
     Returns at once; threads do the work. A frame is taken from its sender only if fewer than
     ``WINDOW`` wait for the receiver, and a part only once the one before it is sent.
     """
-    for source, sink in ((front, behind), (behind, front)):
+    for source, sink in ((front, back), (back, front)):
         threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
 
 
@@ -236,29 +236,29 @@ class TimedPorts:
 
     def __post_init__(self) -> None:
         for number, stream in enumerate(self.streams):
-            stream.on_sent = partial(self._has_left, number)
+            stream.on_sent = partial(self._record_sent, number)
 
     def holds(self, action: Action) -> bool:
         return self.ports.holds(action)
 
     def receive(self, action: Action) -> Passed:
-        asked = time.monotonic()
+        requested = time.monotonic()
         received = self.ports.receive(action)
         began = time.monotonic()
         self.on_busy(began)
-        self._rows.append((action, asked, began, began))
+        self._rows.append((action, requested, began, began))
         return received
 
     def postpone(self, seconds: float) -> None:
         """Leave out as many seconds of the current action, in which it waited for weights."""
-        action, asked, began, ended = self._rows[-1]
-        self._rows[-1] = action, asked + seconds, began + seconds, ended
+        action, requested, began, ended = self._rows[-1]
+        self._rows[-1] = action, requested + seconds, began + seconds, ended
         self.on_busy(time.monotonic())
 
     def send(self, action: Action, made: Passed) -> None:
         made = tuple(each.cpu() for each in made)  # waits until a GPU has computed it
-        _, asked, began, _ = self._rows[-1]
-        self._rows[-1] = action, asked, began, time.monotonic()
+        _, requested, began, _ = self._rows[-1]
+        self._rows[-1] = action, requested, began, time.monotonic()
         self.on_busy(None)
         self.ports.send(action, made)
 
@@ -279,7 +279,7 @@ class TimedPorts:
         ]
         return torch.tensor(rows, dtype=torch.float64)
 
-    def _has_left(self, number: int, frame: Frame) -> None:
+    def _record_sent(self, number: int, frame: Frame) -> None:
         self._sent[frame.kind, frame.micro_batch, number] = time.monotonic()
         if self._ending:  # else nobody waits for it
             self.arrived.set()

@@ -51,7 +51,15 @@ _STATE, _TENSORS, _LATEST, _PARTIAL = "state.json", "tensors.safetensors", "late
 _NAME = re.compile(r"[0-9]{6,}")
 _UNIT = re.compile(r"unit-(0|[1-9][0-9]*)\.safetensors")
 # errors of reading a damaged file
-_ODD = (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError, CollaPipeError)
+_READ_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RecursionError,
+    SafetensorError,
+    CollaPipeError,
+)
 # Depth of the mappings above the tensors in each field of the server's ``TrainingState``.
 _KEYS = {
     "weights": 0,
@@ -133,7 +141,7 @@ class CheckpointFolder:
             return _read(path)
         except ConfigError:
             raise
-        except _ODD as error:
+        except _READ_ERRORS as error:
             raise ConfigError(f"{path}: damaged, {_cause(error)}") from error
 
     @property
@@ -186,7 +194,7 @@ class KeptFiles(Mapping[int, Kept]):
             raise KeyError(unit)
         try:
             return kept_file.nested(load_file(file))
-        except _ODD as error:
+        except _READ_ERRORS as error:
             raise ConfigError(f"{file}: damaged, {_cause(error)}") from error
 
     def __iter__(self) -> Iterator[int]:

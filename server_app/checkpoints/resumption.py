@@ -76,7 +76,7 @@ def load_checkpoint(settings: Settings, name: str | None) -> Checkpoint:
     return checkpoint
 
 
-def check_goes_on(settings: Settings, checkpoint: Checkpoint) -> None:
+def check_resumable(settings: Settings, checkpoint: Checkpoint) -> None:
     """Raise ``ConfigError`` if ``settings`` would change the result of the run, or if no round is
     left."""
     if found := changed(checkpoint.configuration, settings.tree):
@@ -169,9 +169,9 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[
 
 
 def _listed(found: Mapping[str, tuple[str, str]]) -> str:
-    told = [one_line(f"{key} was {then}, is {now}") for key, (then, now) in found.items()]
-    more = [f"{len(told) - _SHOWN} more differ"] if len(told) > _SHOWN else []
-    return ", ".join([*told[:_SHOWN], *more])
+    differences = [one_line(f"{key} was {then}, is {now}") for key, (then, now) in found.items()]
+    more = [f"{len(differences) - _SHOWN} more differ"] if len(differences) > _SHOWN else []
+    return ", ".join([*differences[:_SHOWN], *more])
 
 
 def _check_units(state: SchedulerState, num_units: int) -> None:

@@ -110,9 +110,9 @@ class Heads:
         not finite. Return None if it can."""
         if (session := self._sessions.get(unit)) is None:
             return None
-        why, odd = session.diverged, not_finite(self.own_weights(unit))
-        if why is None and odd is not None:
-            why = f"round {session.round}: {odd} is NaN or infinite; lower optimizer.lr"
+        why, weight = session.diverged, not_finite(self.own_weights(unit))
+        if why is None and weight is not None:
+            why = f"round {session.round}: {weight} is NaN or infinite; lower optimizer.lr"
         return None if why is None else Failure(NonFiniteLossError.__name__, why)
 
     def common_weights(self, finished: Collection[int]) -> Tensors:
@@ -132,7 +132,7 @@ class Heads:
         failed = self._sessions.keys() - set(units)
         if self.settings.optimizer.state == "reset" or (self._shared and failed):
             return
-        self.states |= {unit: told for unit, told in units.items() if told}
+        self.states |= {unit: state for unit, state in units.items() if state}
         for unit, session in self._sessions.items():
             if unit in units:
                 owner = _SHARED if self._shared else unit

@@ -67,8 +67,8 @@ class _TokenCheck(grpc.GenericRpcHandler):  # type: ignore[misc]
         if call.method == METHOD and self.find(call.invocation_metadata):
             return self.handler
         unit, _ = read_credentials(dict(call.invocation_metadata))
-        who = f"a stream of unit {unit}" if unit else "a stream of no unit"
-        self.refusals.note(who, "no open round has its token")
+        caller = f"a stream of unit {unit}" if unit else "a stream of no unit"
+        self.refusals.note(caller, "no open round has its token")
         return None
 
 

@@ -53,9 +53,9 @@ class RunProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        total, told = rounds * steps_per_round, "no metric yet"
+        total, metric = rounds * steps_per_round, "no metric yet"
         self._task = self._live.add_task(
-            "train", total=total, round=1, rounds=rounds, loss="–", speed="–", metric=told
+            "train", total=total, round=1, rounds=rounds, loss="–", speed="–", metric=metric
         )
 
     def __enter__(self) -> Self:
@@ -65,7 +65,7 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line that stays."""
         self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -95,20 +95,20 @@ class RunProgress:
         self._restart()
         for unit, cause in report.excluded.items():
             if self._excluded.get(unit) != cause:
-                who = self._called(unit)
-                self.say(f"round {report.round}: {who} is excluded: {printable(cause)}")
+                name = self._called(unit)
+                self.print_line(f"round {report.round}: {name} is excluded: {printable(cause)}")
         self._excluded = dict(report.excluded)
         if report.skipped is not None:
             again = report.skipped == self._skipped
             why = "for the same reason" if again else printable(report.skipped)
-            self.say(f"round {report.round}: skipped: {why}")
+            self.print_line(f"round {report.round}: skipped: {why}")
         self._skipped = report.skipped
         for unit, cause in report.failures.items():
             without = f"ended without {self._called(unit)}"
-            self.say(f"round {report.round}: {without}: {printable(cause)}")
+            self.print_line(f"round {report.round}: {without}: {printable(cause)}")
         for unit, events in report.events.items():
             for event in events:
-                self.say(f"round {report.round}: {self._called(unit)}: {printable(event)}")
+                self.print_line(f"round {report.round}: {self._called(unit)}: {printable(event)}")
         for unit, cost in report.costs.items():
             how = f"pipeline of {seconds(cost.pipeline_s)}, modelled"
             if measured_s := report.pipeline_s.get(unit):
@@ -121,7 +121,7 @@ class RunProgress:
                 how = f"pipeline took {took}, {ratio:.2f} times the planned {planned}"
             _log.info("round %d: %s: %s", report.round, self._called(unit), how)
         if not self._console.is_terminal and report.train_loss is not None:
-            self.say(
+            self.print_line(
                 f"round {report.round}/{self._rounds}  train loss {loss}  "
                 f"{speed:,.0f} {self._per_s}  {wall_s:.1f} s"
             )
@@ -133,20 +133,20 @@ class RunProgress:
         if evaluated.first is not None:
             self._live.update(self._task, metric=shown(evaluated.first.score))
         if (found := evaluated.server) is not None:
-            self.say(f"{where}  evaluation loss {found.loss:.4f}  {shown(found.score)}")
-        for line in told_of_units(evaluated.units, self._called) if evaluated.units else ():
-            self.say(f"{where}  {line}")
+            self.print_line(f"{where}  evaluation loss {found.loss:.4f}  {shown(found.score)}")
+        for line in evaluation_lines(evaluated.units, self._called) if evaluated.units else ():
+            self.print_line(f"{where}  {line}")
 
 
-def told_of_units(units: UnitsEvaluation, called: Called) -> Iterator[str]:
+def evaluation_lines(units: UnitsEvaluation, called: Called) -> Iterator[str]:
     """Yield lines on an evaluation on units: the figures, then units without rows or with
     failures."""
     if units.metric is None:
         yield "no evaluation on units: no unit sent results"
     else:
         held = [rows for rows in units.rows.values() if rows]
-        whose = f"on {counted(sum(held), 'row')} of {counted(len(held), 'unit')}"
-        yield f"evaluation loss {units.loss:.4f}  {shown(units.metric)}  {whose}"
+        counts = f"on {counted(sum(held), 'row')} of {counted(len(held), 'unit')}"
+        yield f"evaluation loss {units.loss:.4f}  {shown(units.metric)}  {counts}"
     for unit, rows in units.rows.items():
         if not rows:
             yield f"{called(unit)} has no rows to evaluate on"

@@ -239,29 +239,31 @@ def write_metrics(file: Path, line: RoundReport) -> None:
     and seconds are of this round only."""
     registry = CollectorRegistry()
 
-    def tell(name: str, words: str, value: float | None) -> None:
+    def set_gauge(name: str, words: str, value: float | None) -> None:
         if value is not None:
             Gauge(f"collapipe_{name}", words, registry=registry).set(value)
 
-    def tell_each(name: str, words: str, label: str, values: Mapping[str, float]) -> None:
+    def set_gauges(name: str, words: str, label: str, values: Mapping[str, float]) -> None:
         gauge = Gauge(f"collapipe_{name}", words, [label], registry=registry)
         for key, value in values.items():
             gauge.labels(key).set(value)
 
-    tell("round", "Number of finished rounds.", line.round)
-    tell("units", "Units that finished the last round.", len(line.units))
-    tell("failures", "Scheduled units that failed in the last round.", len(line.failures))
-    tell("excluded", "Units that were excluded from the last round.", len(line.excluded))
-    tell("samples", "Samples trained on in the last round.", line.samples)
-    tell("input_tokens", "Tokens without padding trained on in the last round.", line.input_tokens)
-    tell("train_loss", "Mean loss over the units' steps.", line.train_loss)
-    tell("evaluation_loss", "Loss on the evaluation rows.", line.evaluation_loss)
-    tell("wall_seconds", "Seconds since the run began.", line.wall_s)
-    tell_each("seconds", "Seconds of each phase of the last round.", "phase", line.seconds)
+    set_gauge("round", "Number of finished rounds.", line.round)
+    set_gauge("units", "Units that finished the last round.", len(line.units))
+    set_gauge("failures", "Scheduled units that failed in the last round.", len(line.failures))
+    set_gauge("excluded", "Units that were excluded from the last round.", len(line.excluded))
+    set_gauge("samples", "Samples trained on in the last round.", line.samples)
+    set_gauge(
+        "input_tokens", "Tokens without padding trained on in the last round.", line.input_tokens
+    )
+    set_gauge("train_loss", "Mean loss over the units' steps.", line.train_loss)
+    set_gauge("evaluation_loss", "Loss on the evaluation rows.", line.evaluation_loss)
+    set_gauge("wall_seconds", "Seconds since the run began.", line.wall_s)
+    set_gauges("seconds", "Seconds of each phase of the last round.", "phase", line.seconds)
     ways = {"up": float(line.bytes_up), "down": float(line.bytes_down)}
-    tell_each("bytes", "Activations, gradients and weights.", "way", ways)
+    set_gauges("bytes", "Activations, gradients and weights.", "way", ways)
     queues = {str(unit): length for unit, length in enumerate(line.kept_queues)}
-    tell_each("queue", "Virtual queue Y of each unit.", "unit", queues)
+    set_gauges("queue", "Virtual queue Y of each unit.", "unit", queues)
     devices = {str(unit): float(len(reports)) for unit, reports in line.devices.items()}
-    tell_each("devices", "Real devices that worked for each unit.", "unit", devices)
+    set_gauges("devices", "Real devices that worked for each unit.", "unit", devices)
     write_to_textfile(str(file), registry)

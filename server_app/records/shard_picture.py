@@ -85,10 +85,10 @@ def _draw_shares(
     axes.legend(bars, names, loc="upper left", bbox_to_anchor=(1.1, 1), fontsize=8, frameon=False)
 
 
-def _drawn(name: str, instead: str, letters: Container[int]) -> str:
-    """Return a name, or ``instead`` if the font lacks a letter of it. $ is escaped, because
+def _drawn(name: str, fallback: str, letters: Container[int]) -> str:
+    """Return a name, or ``fallback`` if the font lacks a letter of it. $ is escaped, because
     Matplotlib reads it as mathematics."""
     if not all(ord(letter) in letters for letter in name):
-        return instead
+        return fallback
     shown = name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
     return shown.replace("$", r"\$")

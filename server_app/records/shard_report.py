@@ -20,16 +20,16 @@ _log = logging.getLogger(__name__)
 
 
 def write_shard_report(
-    told: Mapping[int, RowsReply], labels: Sequence[str], folder: RunFolder, console: Console
+    replies: Mapping[int, RowsReply], labels: Sequence[str], folder: RunFolder, console: Console
 ) -> None:
-    """Print the table of the units' replies ``told``; write ``shards.json`` and ``shards.png`` into
+    """Print the table of the units' ``replies``; write ``shards.json`` and ``shards.png`` into
     ``folder``. ``labels`` are the run's, in the order of their ids. Raises ``StorageError`` if a
     file cannot be written."""
-    units = list(told)
-    numbers = [f"{told[unit].name} {unit}".lstrip() for unit in units]
-    sizes, counts = [told[u].num_rows for u in units], [told[u].labels for u in units]
+    units = list(replies)
+    numbers = [f"{replies[unit].name} {unit}".lstrip() for unit in units]
+    sizes, counts = [replies[u].num_rows for u in units], [replies[u].labels for u in units]
     held = [
-        {"unit": unit, "rows": size, "labels": dict(count)} | _named(told[unit].name)
+        {"unit": unit, "rows": size, "labels": dict(count)} | _named(replies[unit].name)
         for unit, size, count in zip(units, sizes, counts, strict=True)
     ]
     _write(folder, {"labels": [*labels], "shards": held})
@@ -46,7 +46,9 @@ def write_shard_report(
     last = "labels" if any(counts) else ""
     table = Table(*columns, last, box=None, padding=(0, 2, 0, 0), header_style="")
     for unit, number in [*zip(units, numbers, strict=True)][:_SHOWN_UNITS]:
-        table.add_row(escape(number), f"{told[unit].num_rows:,}", escape(_most(told[unit].labels)))
+        table.add_row(
+            escape(number), f"{replies[unit].num_rows:,}", escape(_most(replies[unit].labels))
+        )
     if len(sizes) > _SHOWN_UNITS:
         table.add_row("…", "", f"{len(sizes) - _SHOWN_UNITS} more units, see shards.json")
     console.print(table, soft_wrap=True)

@@ -24,7 +24,7 @@ from collapipe.secure_aggregation.session import noise_parts
 from collapipe.state import Estimates
 from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra
-from server_app.records.progress import end_table, told_of_units
+from server_app.records.progress import end_table, evaluation_lines
 
 _log = logging.getLogger(__name__)
 _SHOWN_UNITS = 12  # in the table at the end
@@ -167,14 +167,14 @@ def _end_rows(
     if history.ended is not None:
         rows["ended early"] = history.ended
     if history.epsilon is not None:
-        rows["privacy"] = privacy_told(history.epsilon, settings.privacy)
-    rows["clock"] = clock_told(history, settings.federation.clock)
+        rows["privacy"] = privacy_text(history.epsilon, settings.privacy)
+    rows["clock"] = clock_text(history, settings.federation.clock)
     if history.test:
         score = history.test.score
         rows[f"test {score.name}"] = f"{score.value:.4g}  ({score.signature})"
         rows |= {f"test {name}": f"{value:.4g}" for name, value in score.extra_metrics.items()}
     if history.test_on_units:
-        rows["test on units"] = "; ".join(told_of_units(history.test_on_units, called))
+        rows["test on units"] = "; ".join(evaluation_lines(history.test_on_units, called))
     units = []
     for unit in range(min(num_units, _SHOWN_UNITS)):
         lately = f", lately {_partition(history.plans[unit])}" if unit in history.plans else ""
@@ -191,11 +191,11 @@ def _private(history: History, settings: Settings) -> dict[str, object]:
     seed = settings.privacy.noise_seed
     secret = "the operating system's" if settings.privacy.noise_by == "server" else "the units' own"
     source = secret if seed is None else f"privacy.noise_seed={seed}"
-    told = {"epsilon": history.epsilon, "delta": settings.privacy.delta, "noise": source}
-    return {"privacy": told | ({"ended": history.ended} if history.ended else {})}
+    entry = {"epsilon": history.epsilon, "delta": settings.privacy.delta, "noise": source}
+    return {"privacy": entry | ({"ended": history.ended} if history.ended else {})}
 
 
-def privacy_told(epsilon: float, settings: PrivacySettings) -> str:
+def privacy_text(epsilon: float, settings: PrivacySettings) -> str:
     """Describe the guarantee, such as ``ε = 7.9, δ = 1e-05 of each unit``, with a warning if the
     noise can be reproduced."""
     seed = settings.noise_seed
@@ -203,7 +203,7 @@ def privacy_told(epsilon: float, settings: PrivacySettings) -> str:
     return f"ε = {epsilon:.3g}, δ = {settings.delta:g} of each unit{known}"
 
 
-def budget_told(settings: PrivacySettings) -> str | None:
+def budget_text(settings: PrivacySettings) -> str | None:
     """Describe how many rounds ``privacy.max_epsilon`` allows; None if it is not set.
 
     Raises ``ConfigError`` if it allows no round.
@@ -216,11 +216,11 @@ def budget_told(settings: PrivacySettings) -> str | None:
             f"privacy.max_epsilon={limit:g}: one round exceeds it with privacy.noise_multiplier="
             f"{settings.noise_multiplier:g}; raise one of them"
         )
-    told = f"ε ≤ {limit:g}, δ = {settings.delta:g} of each unit"
-    return f"privacy: {told}: no unit takes part in more than {counted(rounds, 'round')}"
+    guarantee = f"ε ≤ {limit:g}, δ = {settings.delta:g} of each unit"
+    return f"privacy: {guarantee}: no unit takes part in more than {counted(rounds, 'round')}"
 
 
-def noise_told(settings: Settings, weights: int) -> str | None:
+def noise_warning(settings: Settings, weights: int) -> str | None:
     """Compare the norm of the noise in a round's mean with the largest norm of an update.
 
     ``weights`` is the number of trainable weights. Returns None if the noise is not larger.
@@ -237,7 +237,7 @@ def noise_told(settings: Settings, weights: int) -> str | None:
     )
 
 
-def clock_told(history: History, clock: str) -> str:
+def clock_text(history: History, clock: str) -> str:
     """Describe the run's clock, such as ``144.7 s, modelled, uploads not counted``. Uploads are not
     counted if the strategy plans no channels."""
     missing = "" if history.uploads_counted or clock != "modelled" else ", uploads not counted"

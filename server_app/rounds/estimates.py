@@ -39,8 +39,8 @@ def observed(
     before = [last] if last else []
     norms = [float(np.mean(each.squared_norms)) for each in reports.values()]
     squared_norms = bounded(norms, factor**2, [each.squared_norm for each in before])
-    told = bounded([*losses.values()], factor, [each.loss for each in before])
-    loss = np.average(told, weights=[*shares.values()])
+    bounded_losses = bounded([*losses.values()], factor, [each.loss for each in before])
+    loss = np.average(bounded_losses, weights=[*shares.values()])
     return RoundObservation(float(np.mean(squared_norms)), float(loss), moved)
 
 

@@ -98,10 +98,10 @@ class GlobalModel:
         return float(sum(float(change.square().sum()) for change in changes) ** 0.5)
 
 
-def _check_finite(model: Tensors, whose: str) -> None:
-    if (odd := not_finite(model)) is not None:
+def _check_finite(model: Tensors, prefix: str) -> None:
+    if (weight := not_finite(model)) is not None:
         raise NonFiniteLossError(
-            f"{whose} {odd} is NaN or infinite after the aggregation; "
+            f"{prefix} {weight} is NaN or infinite after the aggregation; "
             "lower optimizer.lr or server_optimizer.lr"
         )
 

@@ -28,15 +28,15 @@ def check_kept(
     most_rows = _most_rows(cluster, round_, settings)
     masked, with_head = settings.privacy.secure_aggregation, settings.units_have_heads
     if masked and any(found[key] for key in messages.KEPT if key not in messages.NOT_TRAINED):
-        told = ", ".join(messages.NOT_TRAINED)
-        raise WireError(f"{sender} sent more than {told}, though updates are masked")
+        allowed = ", ".join(messages.NOT_TRAINED)
+        raise WireError(f"{sender} sent more than {allowed}, though updates are masked")
     unpack_law(found[messages.STEP_LAW])
     own = model.names(with_head and not settings.chooses_heads)
     check_state(found[messages.OPTIMIZER], chosen(model.weights, own), settings.optimizer, sender)
     sent = model.names(with_head) & found[messages.RESIDUAL].keys()
     check_like(found[messages.RESIDUAL], chosen(model.weights, sent), sender)
-    if (odd := not_finite(found[messages.RESIDUAL])) is not None:
-        raise WireError(f"{sender} sent {odd} with values that are NaN or infinite")
+    if (name := not_finite(found[messages.RESIDUAL])) is not None:
+        raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
     if found[messages.STEM]:
         cached = isinstance(settings.adapter, LoraSettings) and settings.adapter.cache
         numbers = found[messages.STEM].get(messages.STEM_ROWS, torch.empty(0))

@@ -172,8 +172,8 @@ class Scheduler:
         finished, losses, observation = trained.losses.keys(), trained.losses, trained.observation
         stem_rows = {unit: each.stem_rows for unit, each in trained.reports.items()}
         cost = self._with_stem(decision, stem_rows)
-        told = {unit: each.rounding for unit, each in trained.reports.items()}
-        found = {unit: each for unit, each in told.items() if each != RoundingErrors()}
+        rounding = {unit: each.rounding for unit, each in trained.reports.items()}
+        found = {unit: each for unit, each in rounding.items() if each != RoundingErrors()}
         if self._settings.privacy.noise_multiplier:
             losses, observation, found = {}, None, {}
         kept_s, estimates = self._sending_s(decision, trained.kept_bytes), state.estimates

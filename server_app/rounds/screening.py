@@ -14,7 +14,7 @@ from server_app.rounds.global_model import GlobalModel
 
 OUTLYING = "OutlyingUpdate"
 """The kind of failure of a unit whose update is not averaged."""
-BELIEVED = 10.0
+DEFAULT_FACTOR = 10.0
 """A unit's loss or gradient norm counts for at most this multiple of the units' median, unless
 ``federation.max_update_norm`` is set."""
 _MAJORITY = 3  # the least number of units that can outvote one

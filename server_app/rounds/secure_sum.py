@@ -84,19 +84,19 @@ class SecureSum:
         return None
 
     def _open(self) -> None:
-        asked = dict.fromkeys(self.planned, records.pack(KeysRequest(self.round)))
-        told = self._asked(questions.MASK_KEYS, asked)
-        keys = usable({unit: each.keys for unit, each in told.items()})
-        signed = {unit: told[unit].signed for unit in keys}
+        contents = dict.fromkeys(self.planned, records.pack(KeysRequest(self.round)))
+        replies = self._ask(questions.MASK_KEYS, contents)
+        keys = usable({unit: each.keys for unit, each in replies.items()})
+        signed = {unit: replies[unit].signed for unit in keys}
         run = self.units.grid.run.run_id
         roster = Roster(run, self.round, keys, {u: each for u, each in signed.items() if each})
-        for unit in told.keys() - roster.keys.keys():
+        for unit in replies.keys() - roster.keys.keys():
             self.failures[unit] = Failure("WireError", "sent weak keys, or another unit's keys")
         self._check_enough(roster.keys, "sent keys")
         self._session = Session(roster, self.settings.privacy.threshold)
-        asked = dict.fromkeys(roster.keys, records.pack(roster))
-        told_shares = self._asked(questions.mask_shares(len(asked)), asked)
-        self._shared = {u: each for u, each in told_shares.items() if self._for_all(each)}
+        contents = dict.fromkeys(roster.keys, records.pack(roster))
+        share_replies = self._ask(questions.mask_shares(len(contents)), contents)
+        self._shared = {u: each for u, each in share_replies.items() if self._for_all(each)}
         self._check_enough(self._shared, "shared their keys")
         requests = relayed(self._shared)
         self.requests = {unit: records.pack(each) for unit, each in requests.items()}
@@ -123,13 +123,13 @@ class SecureSum:
     def _sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum:
         called = self.units.places.called
         self._check_enough(masked, "sent masked updates")
-        asked = dict.fromkeys(masked, records.pack(SurvivorsRequest(self.round, tuple(masked))))
-        told = self._asked(questions.survivors(len(masked)), asked)
-        self._check_enough(told, "confirmed the survivors")
-        requests = confirmed(self.round, told)
+        contents = dict.fromkeys(masked, records.pack(SurvivorsRequest(self.round, tuple(masked))))
+        replies = self._ask(questions.survivors(len(masked)), contents)
+        self._check_enough(replies, "confirmed the survivors")
+        requests = confirmed(self.round, replies)
         self.before_sum(masked.keys())
-        asked = {unit: records.pack(each) for unit, each in requests.items()}
-        revealed = self._asked(questions.unmask(len(self._session.keys)), asked)
+        contents = {unit: records.pack(each) for unit, each in requests.items()}
+        revealed = self._ask(questions.unmask(len(self._session.keys)), contents)
         for unit in masked.keys() - revealed.keys():
             why = self.failures[unit].message
             _log.warning("round %d: %s reveals no shares: %s", self.round, called(unit), why)
@@ -154,7 +154,7 @@ class SecureSum:
         }
         return ClippedSum(changes, len(masked))
 
-    def _asked(self, question: Question[T], contents: Mapping[int, RecordDict]) -> dict[int, T]:
+    def _ask(self, question: Question[T], contents: Mapping[int, RecordDict]) -> dict[int, T]:
         """Return the usable answers; record the other units in ``failures``."""
         self.bytes_down += sum(map(records.text_bytes, contents.values()))
 
@@ -165,15 +165,15 @@ class SecureSum:
         counted = replace(question, unpack=unpack)
         asked = {unit: (counted, content) for unit, content in contents.items()}
         answers = self.units.ask(asked, _ANSWER_S)
-        told = dict[int, T]()
+        replies = dict[int, T]()
         for unit, each in answers.items():
             if isinstance(each, Failure):
                 self.failures[unit] = each
             elif each.unit != unit:
                 self.failures[unit] = Failure("WireError", f"answered as unit {each.unit}")
             else:
-                told[unit] = each
-        return told
+                replies[unit] = each
+        return replies
 
     def _check_enough(self, units: Mapping[int, object], did: str) -> None:
         if len(units) < self._need:

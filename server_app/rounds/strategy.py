@@ -45,7 +45,7 @@ from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.kept import check_kept, most_kept
 from server_app.rounds.results import Arrival, Phases, RoundResult, RunState, Store, TrainingState
 from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState, Trained
-from server_app.rounds.screening import BELIEVED, UpdateScreen
+from server_app.rounds.screening import DEFAULT_FACTOR, UpdateScreen
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Kept, Units
 
@@ -270,11 +270,11 @@ class CollaPipeStrategy:
         """Ask excluded units and new nodes for their clusters. Returns the units that answered
         after the state that has them."""
         known = {*self._units.nodes}
-        told, silent = self._units.ask_again(round_, state.roster)
-        roster = state.roster.called(round_, silent, self._scheduler.checked(told))
+        reported, silent = self._units.ask_again(round_, state.roster)
+        roster = state.roster.called(round_, silent, self._scheduler.checked(reported))
         return replace(state, roster=roster), tuple(
             Arrival(each, unit not in known)
-            for unit, each in told.items()
+            for unit, each in reported.items()
             if isinstance(each, ClusterState)
         )
 
@@ -356,7 +356,7 @@ class CollaPipeStrategy:
             train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
         if aggregated.moved is not None:
             last = state.observation
-            factor = self._settings.federation.max_update_norm or BELIEVED
+            factor = self._settings.federation.max_update_norm or DEFAULT_FACTOR
             observation = observed(reports, losses, shares, aggregated.moved, factor, last)
         trained = Trained(losses, reports, observation, kept_bytes)
         if aggregated.skipped is not None:
@@ -378,9 +378,9 @@ class CollaPipeStrategy:
 def _check_form(model: Tensors, own: Tensors, dtype: torch.dtype) -> None:
     """Raise ``ConfigError`` unless arrays have the names and shapes of the run's ``own`` model, and
     the ``dtype``; narrow weights may have any floating-point dtype."""
-    if odd := sorted(model.keys() ^ own.keys()):
-        fault = "is no weight of the run's model" if odd[0] in model else "is missing"
-        raise ConfigError(f"initial arrays: {odd[0]!r} {fault}; begin with initial_arrays()")
+    if mismatched := sorted(model.keys() ^ own.keys()):
+        fault = "is no weight of the run's model" if mismatched[0] in model else "is missing"
+        raise ConfigError(f"initial arrays: {mismatched[0]!r} {fault}; begin with initial_arrays()")
     for name, each in model.items():
         like = own[name]
         wanted = dtype if like.dtype == torch.float32 else like.dtype

@@ -69,11 +69,11 @@ def _contents(
 def _summed(
     answers: Mapping[int, Statistics | Failure | None], settings: Settings, bytes_down: int
 ) -> UnitsEvaluation:
-    told, failed = apart(answers)
+    usable, failed = apart(answers)
     failures = {unit: f"{each.kind}: {each.message}" for unit, each in failed.items()}
-    rows = {unit: 0 if each is None else each.rows for unit, each in told.items()}
+    rows = {unit: 0 if each is None else each.rows for unit, each in usable.items()}
     result = UnitsEvaluation(rows, failures, bytes_down=bytes_down)
-    found = [each for each in told.values() if each is not None]
+    found = [each for each in usable.values() if each is not None]
     if not found:
         return result
     how = f"{APART}, of {counted(len(found), 'unit')}"

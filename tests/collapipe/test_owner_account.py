@@ -39,7 +39,7 @@ def test_successive_runs_share_the_owners_budget(tmp_path: Path) -> None:
     for number in f"{THREE:g}", f"{epsilon(QUIET, 3):.3g}", f"{epsilon(QUIET, 4):.3g}", "berlin":
         assert number in words
     assert account(tmp_path).spent().rounds == 3
-    assert f"{epsilon(QUIET, 3):.3g}" in account(tmp_path).told()
+    assert f"{epsilon(QUIET, 3):.3g}" in account(tmp_path).summary()
     account(tmp_path, limit=9).charge(QUIET)  # the owner has raised the limit
 
 

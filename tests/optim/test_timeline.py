@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from collapipe.state import AffineLaw, DeviceProfile
 from optim.latency import batch_s, partition_of
 from optim.problem import ClusterProblem, Latency, Partition
-from optim.timeline import SegmentTimes, stages_behind, timeline
+from optim.timeline import SegmentTimes, stages_after_encoder, timeline
 from tests.optim.discrete_event import Line, Station
 
 LATENCIES: tuple[Latency, ...] = ("bound", "flow_shop", "overlap")
@@ -53,7 +53,7 @@ def test_the_last_stage_after_the_encoder_ends_at_the_time_of_the_law(
     """Each stage takes an equal time per micro-batch. Stages that take no time are omitted."""
     problem, partition = case
     (uplink_s,), m = problem.activation_s, partition.num_micro_batches
-    found = stages_behind(problem, partition, uplink_s)
+    found = stages_after_encoder(problem, partition, uplink_s)
     told = {"uplink": uplink_s, "head": problem.head_s, "gradients": problem.gradient_s}
     expected = {name: pytest.approx(each / m) for name, each in told.items() if each}
     assert {stage.name: stage.each_s for stage in found} == expected
@@ -87,14 +87,14 @@ def test_stages_after_the_encoder_begin_when_micro_batches_arrive(
     line = Line([Station("", each, 0.0) for each in (*machines, *behind.values())])
     line.run(m)
     places = {name: len(machines) + place for place, name in enumerate(behind)}
-    for stage in stages_behind(problem, partition, uplink_s):
+    for stage in stages_after_encoder(problem, partition, uplink_s):
         assert stage.starts == pytest.approx(line.starts_s[places[stage.name]], rel=1e-9, abs=1e-12)
 
 
 def test_replicas_have_no_stages_after_the_encoder() -> None:
     devices = tuple(DeviceProfile(f"d{k}", AffineLaw(1.0, 0.5, 9.0, 9.0)) for k in range(2))
     problem = ClusterProblem(devices, 3, 8, 8, "overlap", head_s=3.0, gradient_s=2.0)
-    assert stages_behind(problem, Partition((3, 3), 1, 13.5, replicated=True), 5.0) == ()
+    assert stages_after_encoder(problem, Partition((3, 3), 1, 13.5, replicated=True), 5.0) == ()
 
 
 @given(cases())

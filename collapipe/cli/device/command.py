@@ -64,7 +64,7 @@ def device(
 
     with faults_of("--listen"):
         host_and_port(listen)
-    asked = _asked_to_end()
+    stop_signals = _stop_signals()
     import torch  # takes seconds, in which a signal may come
 
     from collapipe.process import torch_device as torch_devices
@@ -75,7 +75,7 @@ def device(
     where = torch_devices.torch_device("--torch-device", torch_device)
     with Daemon(DeviceSettings(shown, listen, given_bytes, where, model), own) as daemon:
         print(f"{shown}: ready on {daemon.address}", flush=True)
-        asked.get()
+        stop_signals.get()
         daemon.leave()
     os._exit(0)  # a normal exit would end threads inside gRPC and torch, which aborts
 
@@ -152,23 +152,23 @@ def _credentials(folder: Path | None, name: str | None) -> "Credentials":
     return found
 
 
-def _asked_to_end() -> queue.SimpleQueue[int]:
+def _stop_signals() -> queue.SimpleQueue[int]:
     """Return a queue that gets the first SIGTERM, SIGHUP or Ctrl-C.
 
     A second signal ends the process at once.
     """
-    asked: queue.SimpleQueue[int] = queue.SimpleQueue()  # a signal handler may use it
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # a signal handler may use it
     earlier = itertools.count()
 
     def ask(number: int, frame: object) -> None:
         if next(earlier):
             os._exit(_AT_ONCE)
-        asked.put(number)
+        signals.put(number)
 
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(each, ask)
-    return asked
+    return signals
 
 
 def _log_as(form: str) -> None:

@@ -52,7 +52,7 @@ def take_steps(file: Path, run_dir: Path, overrides: Sequence[str], write: bool)
 def _changed(devices: Sequence[DeviceProfile], last: ClusterState | None, batch_size: int) -> str:
     """Return the names of devices that were described otherwise in the run's ``last`` request: a
     law is relative to the description."""
-    then = {(each.name, each.time, each.links) for each in last.devices} if last else set()
+    earlier = {(each.name, each.time, each.links) for each in last.devices} if last else set()
     known = (known_profile(each, last.step if last else None, batch_size) for each in devices)
-    now = {(each.name, each.time, each.links) for each in known}
-    return ", ".join(sorted({name for name, *_ in now ^ then}))
+    current = {(each.name, each.time, each.links) for each in known}
+    return ", ".join(sorted({name for name, *_ in current ^ earlier}))

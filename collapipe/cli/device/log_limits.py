@@ -35,10 +35,10 @@ class LogLimits(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         left_out, late = self._lines - _MOST_LINES, time.monotonic() - self._began > _WHILE_S
         error = record.exc_info[1] if record.exc_info else None
-        said = record.getMessage() + (f": {error}" if error else "")
+        message = record.getMessage() + (f": {error}" if error else "")
         if late:
             self._began, self._lines = time.monotonic(), 0
-            said = f"({left_out:,} lines were left out) {said}" if left_out > 0 else said
-        record.msg, record.args, record.exc_info = one_line(said), None, None
+            message = f"({left_out:,} lines were left out) {message}" if left_out > 0 else message
+        record.msg, record.args, record.exc_info = one_line(message), None, None
         self._lines += 1
         return self._lines <= _MOST_LINES

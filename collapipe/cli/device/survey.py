@@ -91,11 +91,11 @@ def own_credentials(file: Path, section: InventorySection) -> Credentials | None
 def ask_all(section: InventorySection, dialer: Dialer) -> list[list[SurveyedDevice]]:
     """Ask all devices for their status at the same time. Returns them by cluster."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = [
-            [pool.submit(_asked, cluster.name, device, dialer) for device in cluster.devices]
+        futures = [
+            [pool.submit(_surveyed, cluster.name, device, dialer) for device in cluster.devices]
             for cluster in section.clusters
         ]
-        return [[each.result() for each in devices] for devices in asked]
+        return [[each.result() for each in devices] for devices in futures]
 
 
 def time_hops(
@@ -151,7 +151,7 @@ def _timed(source: str, target: str, trips: Sequence[Trip]) -> Hop:
     return Hop(source, target, trips)
 
 
-def _asked(cluster: str, device: DeviceSection, dialer: Dialer) -> SurveyedDevice:
+def _surveyed(cluster: str, device: DeviceSection, dialer: Dialer) -> SurveyedDevice:
     status: DeviceStatus | None = None
     error: str | None = "has no address; set HOST:PORT of its `collapipe device`"
     if device.address is not None:
@@ -199,7 +199,7 @@ def check(file: Path, as_json: bool) -> int:
 
 def _show(devices: Sequence[SurveyedDevice], found: Sequence[Hop]) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
-    print_table(console, _COLUMNS, [(each.name, *_told(each)) for each in devices])
+    print_table(console, _COLUMNS, [(each.name, *_cells(each)) for each in devices])
     console.print()
     print_table(console, _HOP_COLUMNS, [(_way(hop), *_times(hop)) for hop in found])
     lines = [
@@ -209,7 +209,7 @@ def _show(devices: Sequence[SurveyedDevice], found: Sequence[Hop]) -> None:
     print_lines(console, lines)
 
 
-def _told(device: SurveyedDevice) -> tuple[str, ...]:
+def _cells(device: SurveyedDevice) -> tuple[str, ...]:
     status = device.status
     if status is None:
         return ("fails", *"------")

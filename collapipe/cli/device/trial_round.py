@@ -258,7 +258,7 @@ def _round_trips(segments: RemoteSegments, hidden: torch.Tensor, step: int) -> l
         for forward, backward in map(torch.Tensor.tolist, segments.action_times)
     ]
     first, last = ends.first, ends
-    control_unit = (last.came_s, first.sent_s, first.came_s, last.sent_s)
+    control_unit = (last.received_s, first.sent_s, first.received_s, last.sent_s)
     stages = (control_unit, *devices, control_unit)
     return [(after[0] - before[1]) + (before[2] - after[3]) for before, after in pairwise(stages)]
 
@@ -276,7 +276,7 @@ class _First:
     def __init__(self, hidden: torch.Tensor, tokens: int, head_start_s: float) -> None:
         self._head_start_s = head_start_s
         self._passed = hidden, torch.ones(len(hidden), tokens, dtype=torch.bool)
-        self.sent_s = self.came_s = 0.0
+        self.sent_s = self.received_s = 0.0
 
     def forget(self) -> None:
         """Do nothing: the activation is kept."""
@@ -287,7 +287,7 @@ class _First:
         return self._passed
 
     def backward(self, micro_batch: int, received: Passed) -> Passed:
-        self.came_s = time.monotonic()
+        self.received_s = time.monotonic()
         return ()
 
 
@@ -296,11 +296,11 @@ class _Ends:
 
     def __init__(self, hidden: torch.Tensor, tokens: int, head_start_s: float) -> None:
         self.first = _First(hidden, tokens, head_start_s)
-        self.came_s = self.sent_s = 0.0
+        self.received_s = self.sent_s = 0.0
         self._held = dict[int, torch.Tensor]()
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
-        self.came_s = time.monotonic()
+        self.received_s = time.monotonic()
         self._held[micro_batch] = received[0]
         return ()
 

@@ -26,7 +26,7 @@ _LEGEND = (
     (_HOPS[0], "hop to the next device, or back to the control unit"),
     (_UPLOAD, "upload: activations, then the model"),  # in a joint round
 )
-_BEHIND = {"head": "#6d9b5a", "gradients": "#8a6bb0"}
+_LATER_COLORS = {"head": "#6d9b5a", "gradients": "#8a6bb0"}
 _BAR, _HOP_BAR = 0.56, 0.14  # of a row's height
 
 
@@ -41,7 +41,7 @@ def draw(plan: InventoryPlan, file: Path) -> None:
     Raises ``ConfigError`` if the file cannot be written.
     """
     clusters, joint = plan.clusters, plan.round is not None
-    rows = [len(each.cluster.devices) + len(_rows_behind(each)) for each in clusters]
+    rows = [len(each.cluster.devices) + len(_later_rows(each)) for each in clusters]
     height = _ROW_IN * sum(rows) + _MARGIN_IN * len(rows) + _LEGEND_IN
     figure = Figure((_WIDTH_IN, height), layout="constrained")
     all_axes = figure.subplots(len(rows), squeeze=False, height_ratios=rows)[:, 0]
@@ -63,7 +63,7 @@ def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bo
         planned.problem.devices[k].name.replace("$", r"\$") + f"\n{_blocks(held.get(k))}"
         for k in planned.order
     ]
-    for name, color, bars in _rows_behind(planned):
+    for name, color, bars in _later_rows(planned):
         top = len(names) - (_BAR + _HOP_BAR) / 2
         axes.broken_barh(bars, (top, _BAR), facecolors=color, edgecolors="white", linewidth=0.4)
         names.append(name)
@@ -76,16 +76,16 @@ def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bo
     axes.tick_params(axis="y", length=0)
 
 
-def _rows_behind(planned: PlannedCluster) -> list[_Row]:
+def _later_rows(planned: PlannedCluster) -> list[_Row]:
     """Return the rows of the stages after the encoder: uploads in a joint round, the head."""
-    behind, found = {each.name: each for each in planned.behind}, list[_Row]()
+    stages, found = {each.name: each for each in planned.later_stages}, list[_Row]()
     if allocation := planned.allocation:
         model_s = allocation.upload_s - planned.activation_s
         uplink: list[tuple[float, float]] = [(allocation.finish_s - model_s, model_s)]
         if planned.activation_s:
-            uplink = [*_bars(behind.pop("uplink")), *uplink]
+            uplink = [*_bars(stages.pop("uplink")), *uplink]
         found.append((f"upload\nchannel {allocation.channel}", _UPLOAD, uplink))
-    return found + [(name, _BEHIND[name], _bars(each)) for name, each in behind.items()]
+    return found + [(name, _LATER_COLORS[name], _bars(each)) for name, each in stages.items()]
 
 
 def _bars(stage: StageTimes) -> list[tuple[float, float]]:

@@ -250,7 +250,7 @@ def _slowest(planned: PlannedCluster) -> str:
         what = "computing" if slowest.compute_s >= slowest.hop_s else "sending"
     found = pace(slowest), f"{problem.devices[slowest.device].name}, {what}"
     if planned.uplink == "streamed":
-        found = max([found, *((each.each_s, each.name) for each in planned.behind)])
+        found = max([found, *((each.each_s, each.name) for each in planned.later_stages)])
     return f"{found[1]} {seconds(found[0])} per micro-batch"
 
 
@@ -270,9 +270,9 @@ def _sync(planned: PlannedCluster, segments: tuple[SegmentTimes, ...]) -> str:
     """Return how long shared stages add their gradients, or why no stage can be shared."""
     stages = {each.span: each.sync[1] for each in segments if each.rows is not None}
     if not stages:
-        asked = planned.chosen.solution.certificate.solver == SHARED
+        requested = planned.chosen.solution.certificate.solver == SHARED
         missing = all(each.sharing is None for each in planned.problem.devices)
-        return _NO_SHARING if asked and missing else ""
+        return _NO_SHARING if requested and missing else ""
     return (
         f"{seconds(sum(stages.values()))} after a batch, in which devices that share a stage add "
         "their gradients"
@@ -362,7 +362,7 @@ def _show_round(console: Console, plan: InventoryPlan, joint: JointRound) -> Non
     lines = [
         ("the round", f"{seconds(joint.makespan_s)}, until its slowest cluster is done"),
         ("objective", f"{certificate.objective:.6g}; {_round_certainty(plan.solver, joint)}"),
-        *(("idle", line) for line in _idlers(plan, joint)),
+        *(("idle", line) for line in _idle_lines(plan, joint)),
     ]
     print_lines(console, lines)
 
@@ -388,7 +388,7 @@ def _round_row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[s
     return (planned.cluster.name, *sending, f"{joint.gammas[unit]:.3g}", queue)
 
 
-def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
+def _idle_lines(plan: InventoryPlan, joint: JointRound) -> list[str]:
     """Return the idle clusters, and whether their energy would have allowed an upload."""
     problem, options = joint.problem, joint.problem.options
     pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)

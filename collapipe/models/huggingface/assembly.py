@@ -55,8 +55,8 @@ def assembled(spec: ModelSpec, vocabulary: Vocabulary, weights: Mapping[str, Ten
             _add_adapters(lora, whole, {name.partition(LORA)[0] for name in values if LORA in name})
     missing, unexpected = whole.load_state_dict(values, strict=False, assign=True)
     constants = set(getattr(whole, "_keys_to_ignore_on_save", None) or ())
-    if odd := [*sorted(set(missing) - constants), *unexpected]:
-        raise RuntimeError(f"{odd[0]} is missing or unknown")
+    if unmatched := [*sorted(set(missing) - constants), *unexpected]:
+        raise RuntimeError(f"{unmatched[0]} is missing or unknown")
     return whole.eval()
 
 

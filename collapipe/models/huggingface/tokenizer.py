@@ -88,8 +88,8 @@ def _check_class(name: str, cached: dict[str, Any]) -> None:
     config: dict[str, Any] = {}
     with suppress(OSError):  # a tokeniser's folder may have no model
         config, _ = PretrainedConfig.get_config_dict(name, **cached)
-    for said in (get_tokenizer_config(name, **cached), config):
-        named = str(said.get("tokenizer_class") or "")
+    for source in (get_tokenizer_config(name, **cached), config):
+        named = str(source.get("tokenizer_class") or "")
         for spelling in (named, named.removesuffix("Fast"), f"{named}Fast"):
             found = tokenizer_class_from_name(spelling)
             known = isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)

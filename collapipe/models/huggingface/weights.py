@@ -188,7 +188,7 @@ def converted(
         tensors: Tensors = {}
         for file in files:
             tensors |= load_file(file)
-        model, told = kind.from_pretrained(
+        model, loading_info = kind.from_pretrained(
             None,
             config=config,
             state_dict=(tensors := _unwrapped(tensors)),
@@ -200,8 +200,8 @@ def converted(
         )
         for name, own in model.state_dict().items():
             _check_kind(name, own, tensors.get(name, own))
-    misfits = {misfit for misfit, *_ in told["mismatched_keys"]}
-    return dict(model.state_dict()), set(told["missing_keys"]), misfits
+    misfits = {misfit for misfit, *_ in loading_info["mismatched_keys"]}
+    return dict(model.state_dict()), set(loading_info["missing_keys"]), misfits
 
 
 def _unwrapped(found: dict[str, T]) -> dict[str, T]:

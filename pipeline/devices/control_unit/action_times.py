@@ -168,9 +168,9 @@ class Measurements:
 
     def add(self, device: str, num_actions: int, table: Tensor, usage: Tensor) -> None:
         """Add the measurements of a step. Raises ``WireError`` if they are impossible."""
-        for name, came, shape in (("times", table, (num_actions, 4)), ("usage", usage, (2,))):
-            if came.dtype != torch.float64 or came.shape != shape or not came.isfinite().all():
-                raise WireError(f"{name} of its actions as {came.dtype} {list(came.shape)}")
+        for name, each, shape in (("times", table, (num_actions, 4)), ("usage", usage, (2,))):
+            if each.dtype != torch.float64 or each.shape != shape or not each.isfinite().all():
+                raise WireError(f"{name} of its actions as {each.dtype} {list(each.shape)}")
         thread, sending = table[:, :3].flatten().diff(), table[:, 3] - table[:, 2]
         grows, known = torch.cat((thread, sending)) >= 0, torch.cat((table.flatten(), usage))
         if not grows.all() or usage.amin() < 0 or known.abs().amax() > _MOST:
@@ -256,7 +256,7 @@ class Measurements:
             gradients[name] = _mean(float(kind == BACKWARD) for kind, _ in sent)
             if sent or not plan.shares:
                 send_s[name] = _mean(t for _, t in sent)
-        late_s = _mean(each.first_came_s for each in later) - own_s
+        late_s = _mean(each.first_arrival_s for each in later) - own_s
         embedding = [
             _mean(t for each in later for t in _lengths(each.own.embedding, kind))
             for kind in (FORWARD, BACKWARD)
@@ -282,7 +282,7 @@ class Measurements:
         self, plan: ClusterPlan, stage: int, name: str, clock: Clock | None
     ) -> DeviceReport:
         segment, last, tables = plan.segments[stage], len(plan.segments) - 1, self._tables[name]
-        asked, began, ended, sent = torch.cat(list(tables)).T
+        requested, began, ended, sent = torch.cat(list(tables)).T
         control_unit_wait_s = send_alone_s = 0.0
         for table, own in zip_longest(tables, self._own if clock else ()):
             until = torch.cat((table[1:, 0], table[-1:, 3]))  # the next request for an input
@@ -302,7 +302,7 @@ class Measurements:
                 float((each[:, 2] - each[:, 1]).sum()) * _KINDS / len(each) for each in tables
             ),
             compute_s=float((ended - began).sum()),
-            wait_s=float((began - asked).sum()),
+            wait_s=float((began - requested).sum()),
             send_s=float((sent - ended).sum()),
             span_s=sum(float(table[:, 3].max() - table[0, 0]) for table in tables),
             sent_bytes=sent_bytes,
@@ -344,7 +344,7 @@ class _Step:
         return any(row[3] > row[2] for action, row in rows if action.kind == BACKWARD)
 
     @property
-    def first_came_s(self) -> float:
+    def first_arrival_s(self) -> float:
         """The seconds until the embedding's first output was at all devices of the first stage."""
         first = Action(FORWARD, 0)
         began_s = max(rows[first][1] for rows in self.rows[0].values())
@@ -375,9 +375,9 @@ class _Step:
             ended.pop(Action(FORWARD, 0), None)
         first, last = (next(iter(self.rows[stage].values())) for stage in (0, -1))
         for action, end_s in ended.items():
-            came = (first if action.kind == FORWARD else last).get(action)
-            if came is not None and came[0] < end_s:
-                yield max(0.0, came[1] - end_s)
+            times = (first if action.kind == FORWARD else last).get(action)
+            if times is not None and times[0] < end_s:
+                yield max(0.0, times[1] - end_s)
 
     def sent(self, stage: int, device: str) -> Iterator[tuple[str, float]]:
         """Yield the kind of action and the seconds in which its output came from a ``device`` of a
@@ -386,10 +386,10 @@ class _Step:
         for action, (_, _, end_s, sent_s) in self.rows[stage][device].items():
             # a device that sends no output has sent it at once
             for sink, sources in sinks[action.kind] if sent_s > end_s else ():
-                came = sink.get(action)
+                times = sink.get(action)
                 last_s = max(rows[action][2] for rows in sources)
-                if came is not None and came[0] < end_s >= last_s:
-                    yield action.kind, max(0.0, came[1] - end_s)
+                if times is not None and times[0] < end_s >= last_s:
+                    yield action.kind, max(0.0, times[1] - end_s)
 
     def _sinks(
         self, stage: int, device: str, kind: str
@@ -413,8 +413,8 @@ class _Step:
 def _pairs(plan: ClusterPlan) -> list[list[tuple[str, str]]]:
     """Return the devices of each two segments in order that have rows in common."""
     return [
-        [(before.devices[a], behind.devices[b]) for a, b in connected(before.parts, behind.parts)]
-        for before, behind in pairwise(plan.segments)
+        [(before.devices[a], after.devices[b]) for a, b in connected(before.parts, after.parts)]
+        for before, after in pairwise(plan.segments)
     ]
 
 

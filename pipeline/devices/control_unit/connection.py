@@ -86,8 +86,8 @@ class DeviceConnection:
     """A device's streams during a round, over ``channels`` that outlive it. ``arrived`` is set when
     the device sends a frame.
 
-    ``control`` is for sending; this class receives its frames. ``heard_s`` is when the last answer
-    that ``answer`` returned has arrived.
+    ``control`` is for sending; this class receives its frames. ``answered_s`` is when the last
+    answer that ``answer`` returned has arrived.
     Parts from the device may have at most ``part_bytes``. Raises ``StageError`` if the device does
     not answer or refuses the connection.
     """
@@ -105,7 +105,7 @@ class DeviceConnection:
         self._on_part = on_part
         self.troubles: dict[int, Trouble] = {}  # the last one, by its epoch
         self.broken: CollaPipeError | None = None
-        self.busy_s = self.heard_s = 0.0
+        self.busy_s = self.answered_s = 0.0
         self.built, self.built_s = -1, 0.0  # the last epoch with all weights, and since when
         self._answers: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
         self.control = self._opened(CONTROL, part_bytes, threading.Event())
@@ -124,15 +124,15 @@ class DeviceConnection:
         """Return the answer of the kind, round, epoch and step of ``like``, or None if it has not
         arrived. Other answers are dropped."""
         while not self._answers.empty():
-            self.heard_s, frame = self._answers.get()
+            self.answered_s, frame = self._answers.get()
             if replace(frame, tensors=()) == like:
                 return frame
         return None
 
     def hop(self, session: str, neighbour: str) -> FrameStream:
         """Open a stream to the device as its ``neighbour`` of this name."""
-        said = (SESSION, secret_for(session, neighbour)), (NEIGHBOUR, neighbour)
-        return self._opened(HOP, _FEW_BYTES, self._arrived, said)
+        metadata = (SESSION, secret_for(session, neighbour)), (NEIGHBOUR, neighbour)
+        return self._opened(HOP, _FEW_BYTES, self._arrived, metadata)
 
     def check(self, hung_s: float) -> None:
         """Raise ``StageError`` if the device is lost or its current action exceeds ``hung_s``.
@@ -162,7 +162,7 @@ class DeviceConnection:
     def _listen(self) -> None:
         try:
             while True:
-                self._hear(self.control.receive())
+                self._handle(self.control.receive())
                 self._arrived.set()
         except OSError as error:
             self.broken = StorageError(f"cannot write copies of blocks: {error}; free disk space")
@@ -172,7 +172,7 @@ class DeviceConnection:
             self.broken = WireError(one_line(error))
         self._arrived.set()
 
-    def _hear(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         if frame.kind in _TIMES and not math.isfinite(frame.only(1)[0]):
             raise WireError(f"{self.name} sent a time that is not finite")
         if frame.kind == FrameKind.ALIVE:

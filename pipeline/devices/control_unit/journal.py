@@ -43,23 +43,23 @@ class RecordedHead:
     """The head of a step that may be repeated: it computes each micro-batch only once."""
 
     def __init__(self, head: LastStage, record: StepRecord) -> None:
-        self._asked, self._record = head, record
+        self._head, self._record = head, record
         self._submitted = set[int]()
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
         if micro_batch not in self._submitted:
             self._submitted.add(micro_batch)
-            self._asked.forward(micro_batch, received)
+            self._head.forward(micro_batch, received)
         return ()
 
     def backward(self, micro_batch: int, received: Passed) -> Passed:
         answers = self._record.gradients
         if micro_batch not in answers:
-            answers[micro_batch] = self._asked.backward(micro_batch, received)
+            answers[micro_batch] = self._head.backward(micro_batch, received)
         return answers[micro_batch]
 
     def ready(self, action: Action) -> bool:
-        return action.micro_batch in self._record.gradients or self._asked.ready(action)
+        return action.micro_batch in self._record.gradients or self._head.ready(action)
 
 
 class RecordingPorts:

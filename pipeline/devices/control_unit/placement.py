@@ -45,7 +45,7 @@ from pipeline.devices.messages import (
 
 _CLOCK_TRIPS = 3
 _BUSY_S = 0.2  # pause between attempts to dial a busy device
-_TELL_S = 2.0  # after which the user is told that a device is busy
+_WARN_AFTER_S = 2.0  # after which the user is told that a device is busy
 _LOOK_S = 0.1  # pause between checks of cancellation and signs of life
 _STOPPED_S = 1.0  # if checks are further apart, this process was paused
 _log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Placement:
         """Streams to the first segment's input and the last one's output."""
         self.hung_s = self.cluster.hung_s(self.plan)
         self._state_parts = list[tuple[DeviceConnection, Callable[[], Frame]]]()  # sent later
-        self._looked_s, self.awake_s = time.monotonic(), 0.0
+        self._checked_s, self.awake_s = time.monotonic(), 0.0
 
     @property
     def names(self) -> list[str]:
@@ -117,7 +117,7 @@ class Placement:
 
     def followed_by(self, plan: ClusterPlan, cluster: Cluster) -> "Placement":
         """Return a placement of another plan with the same connections, in the next epoch."""
-        self.hang_up()
+        self.close_hops()
         for connection in self.connections.values():
             connection.control.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
@@ -145,7 +145,7 @@ class Placement:
             description = packed(self._description(name, sessions))
             self.connections[name].control.send(self.frame(FrameKind.LOAD, 0, description))
         answers = self.all_answer(FrameKind.WANTED)
-        self.tell(FrameKind.OPEN)
+        self.send_to_all(FrameKind.OPEN)
         for connection, answer in zip(self.members, answers, strict=True):
             wanted = _wanted(connection, answer)
             self.hosts[connection.name] = wanted.host
@@ -174,16 +174,16 @@ class Placement:
         members = [each for each in self.members if each.name not in self.clocks]
         found = dict[str, Clock]()
         for _ in range(_CLOCK_TRIPS if members else 0):
-            asked_s = {}
+            requested_s = {}
             for each in members:
-                asked_s[each.name] = time.monotonic()
+                requested_s[each.name] = time.monotonic()
                 each.control.send(self.frame(FrameKind.CLOCK))
             frames = self._answers(FrameKind.CLOCK, 0, members)
             for each, frame in zip(members, frames, strict=True):
-                error_s = (each.heard_s - asked_s[each.name]) / 2
+                error_s = (each.answered_s - requested_s[each.name]) / 2
                 if error_s < 0:
                     raise StageError(each.name, "sent the time before it was asked")
-                clock = Clock(each.heard_s - error_s - float(frame.tensors[0]), error_s)
+                clock = Clock(each.answered_s - error_s - float(frame.tensors[0]), error_s)
                 known = found.setdefault(each.name, clock)
                 found[each.name] = min(known, clock, key=lambda one: one.error_s)
         self.clocks.update(found)
@@ -198,7 +198,7 @@ class Placement:
         for side, place in (self.front, BEHIND), (self.back, BEFORE):
             check_read({neighbour_name(place, k): each for k, each in side.streams.items()})
 
-    def hang_up(self) -> None:
+    def close_hops(self) -> None:
         """End the streams between stages."""
         while self.hops:
             self.hops.pop().close()
@@ -212,7 +212,7 @@ class Placement:
         """Make a frame of this round and epoch."""
         return Frame(kind, self.common.round, step, 0, tensors, self.common.epoch)
 
-    def tell(self, kind: FrameKind, step: int = 0, *tensors: Tensor) -> None:
+    def send_to_all(self, kind: FrameKind, step: int = 0, *tensors: Tensor) -> None:
         """Send a command to each device."""
         for connection in self.members:
             connection.control.send(self.frame(kind, step, *tensors))
@@ -246,12 +246,12 @@ class Placement:
         """Add the time since the last check to ``awake_s``, unless this process was paused: then no
         device was silent."""
         now = time.monotonic()
-        passed, self._looked_s = now - self._looked_s, now
+        passed, self._checked_s = now - self._checked_s, now
         if passed <= _STOPPED_S:
             self.awake_s += passed
             return
         for connection in self.connections.values():
-            connection.control.heard = now
+            connection.control.last_received_s = now
 
     def _look_for_trouble(self) -> None:
         for connection in self.members:
@@ -297,7 +297,7 @@ class Placement:
 
         Raises ``BusyDeviceError`` after that, if the cluster has a ``busy_s``.
         """
-        silent_until, told = time.monotonic() + _TELL_S, set[str]()
+        silent_until, warned = time.monotonic() + _WARN_AFTER_S, set[str]()
         while names:
             with ThreadPoolExecutor(len(names)) as pool:
                 tried = zip(names, pool.map(self._try_to_dial, names), strict=True)
@@ -309,8 +309,8 @@ class Placement:
                     if self.cluster.busy_s is None:
                         raise why
                     raise BusyDeviceError(name, str(busy)) from why
-                if time.monotonic() > silent_until and name not in told:
-                    told.add(name)
+                if time.monotonic() > silent_until and name not in warned:
+                    warned.add(name)
                     _log.warning("waiting for %s: %s", name, one_line(busy))
             if names := list(refused):
                 time.sleep(_BUSY_S)
@@ -337,9 +337,9 @@ class Placement:
         for segment in segments:
             for (a, first), (b, second) in combinations(enumerate(segment.devices), 2):
                 yield _Pair(first, neighbour_name(SHARE, b), second, neighbour_name(SHARE, a))
-        for before, behind in pairwise(segments):
-            for a, b in connected(before.parts, behind.parts):
-                ends = before.devices[a], behind.devices[b]
+        for before, after in pairwise(segments):
+            for a, b in connected(before.parts, after.parts):
+                ends = before.devices[a], after.devices[b]
                 yield _Pair(ends[0], neighbour_name(BEHIND, b), ends[1], neighbour_name(BEFORE, a))
 
     def _description(self, name: str, sessions: Mapping[str, str]) -> SegmentDescription:

@@ -45,10 +45,10 @@ class Replica:
         )
         self._lock = threading.Lock()
         self._have: defaultdict[int, set[str]] = defaultdict(set)
-        self._came: defaultdict[tuple[str, int], dict[int, set[str]]] = defaultdict(dict)
+        self._received: defaultdict[tuple[str, int], dict[int, set[str]]] = defaultdict(dict)
         self._expected: tuple[int, Mapping[str, str]] = 0, {}  # replaced as a whole, never mutated
         self.step: int | None = None
-        self.told: int | None = None  # the last step that devices were commanded to do
+        self.commanded_step: int | None = None  # the last step that devices were commanded to do
         self.num_copies, self.busy_s = 0, 0.0  # copies of all blocks, and their processor time
         self._temporary: TemporaryFolder | None = None
 
@@ -73,7 +73,7 @@ class Replica:
         ``holders``. Blocks of incomplete steps are deleted, because the new plan repeats them."""
         with self._lock:
             self._expected = epoch, holders
-            for step in {each for _, each in self._came} - {self.step}:
+            for step in {each for _, each in self._received} - {self.step}:
                 self._forget(step)
 
     def most_bytes(self) -> int:
@@ -94,7 +94,7 @@ class Replica:
         current, holders = self._expected
         if epoch != current:
             return
-        if holders.get(name) != sender or self.told is None or step > self.told:
+        if holders.get(name) != sender or self.commanded_step is None or step > self.commanded_step:
             raise WireError(f"part {name[:40]!r} of step {step}, which was not requested")
         if not self._newer(step):
             return
@@ -114,7 +114,7 @@ class Replica:
                 return
             self.step = step
             self.num_copies += 1
-            for older in {each for _, each in self._came if each < step}:
+            for older in {each for _, each in self._received if each < step}:
                 self._forget(older)
 
     def parts(self, name: str, whole: bool) -> list[Sequence[str]]:
@@ -142,7 +142,7 @@ class Replica:
         if step is None:
             return start
         found = {key: tensor for key, tensor in start.items() if "/" not in key}
-        for left in self._came[name, step]:
+        for left in self._received[name, step]:
             found |= mapped_part(self._file(name, step, left))
         return found
 
@@ -168,24 +168,24 @@ class Replica:
         if len(data) > (most := most_bytes(form.largest_bytes)):
             raise WireError(f"{len(data):,} bytes, at most {most:,}")
         self._file("new").write_bytes(data)
-        tensors, came = read_part(self._file("new")), self._came[name, step]
+        tensors, received = read_part(self._file("new")), self._received[name, step]
         form.check(tensors)
         if (bad := not_finite(tensors)) is not None:
             raise WireError(f"{bad!r} has values that are not finite")
-        known = set[str]().union(*came.values())
-        if header.left in came or tensors.keys() & known:
+        known = set[str]().union(*received.values())
+        if header.left in received or tensors.keys() & known:
             raise WireError(f"received twice after step {step}")
         if not header.left:
             form.check_complete(tensors.keys() | known, whole=False)
         elif not tensors:
             return
         self._file("new").rename(self._file(name, step, header.left))
-        came[header.left] = set(tensors)
+        received[header.left] = set(tensors)
 
     def _forget(self, step: int) -> None:
         self._have.pop(step, None)
-        for key in [each for each in self._came if each[1] == step]:
-            for left in self._came.pop(key):
+        for key in [each for each in self._received if each[1] == step]:
+            for left in self._received.pop(key):
                 self._file(*key, left).unlink(missing_ok=True)
 
     def _newer(self, step: int) -> bool:

@@ -88,7 +88,7 @@ class RemoteSegments:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._placed.hang_up()
+        self._placed.close_hops()
         for connection in self._placed.connections.values():
             connection.close()
         self._replica.close()
@@ -97,12 +97,12 @@ class RemoteSegments:
         self, embedding: FirstStage, head: LastStage, key: DropoutKey, rows: Sequence[int]
     ) -> None:
         record = self._record = StepRecord(key.step, rows)
-        asked = RecordedHead(head, record)
+        recorded_head = RecordedHead(head, record)
 
         def work() -> None:
             self._keep_up()
             embedding.forget()
-            self._pass(record, embedding, asked)
+            self._pass(record, embedding, recorded_head)
 
         with self._timer.phase(PIPELINE):
             self._recovering(work)
@@ -157,7 +157,7 @@ class RemoteSegments:
         record, self._record = replace(self._record, rate=rate, scale=scale), None
         self._trim()
         self._journal.append(record)
-        self._tell_step(record)
+        self._send_step(record)
 
     def weights(self) -> Tensors:
         return {key: each for key, each in self._state() if "/" not in key}
@@ -174,7 +174,7 @@ class RemoteSegments:
         if self._trim():
             last, every = self._journal[-1].step, self._common.replicate_every
             if not every or (last + 1) % every:
-                self._placed.tell(FrameKind.STATE, last)
+                self._placed.send_to_all(FrameKind.STATE, last)
             self._placed.wait(lambda: self._replica.step == last)
         try:
             self._placed.set_clocks()
@@ -209,9 +209,9 @@ class RemoteSegments:
                 if len(self.lost) == before:
                     return
                 left = " and ".join(self._placed.names)
-                gone = "; ".join(f"{name} ({cause})" for name, cause in self.lost.items())
+                losses = "; ".join(f"{name} ({cause})" for name, cause in self.lost.items())
                 seconds = time.monotonic() - began
-                self.events.append(f"lost {gone}; continued with {left} after {seconds:.2f} s")
+                self.events.append(f"lost {losses}; continued with {left} after {seconds:.2f} s")
                 return
 
     def _resume_after(self, fault: StageError) -> None:
@@ -224,7 +224,7 @@ class RemoteSegments:
             for record in list(self._journal):
                 embedding, head = Recording(record.activations, {}), Recording({}, record.gradients)
                 self._pass(record, embedding, head)
-                self._tell_step(record)
+                self._send_step(record)
 
     def _relayed(self, unreached: UnreachedError) -> ClusterPlan:
         """Keep the plan, and send hops through the control unit from now on."""
@@ -239,15 +239,15 @@ class RemoteSegments:
 
     def _replanned(self, lost: StageError) -> ClusterPlan:
         """Close the device's streams, and plan without it."""
-        told = self._placed.trouble(lost.device)  # more specific than the end of a stream
+        reported = self._placed.trouble(lost.device)  # more specific than the end of a stream
         cause = lost.cause
-        if told and told.kind == DeviceMemoryError.__name__:
-            cause = told.message
+        if reported and reported.kind == DeviceMemoryError.__name__:
+            cause = reported.message
             self.refused[lost.device] = sum(
                 each.span.blocks for each in self.plan.segments if lost.device in each.devices
             )
-        elif told and told.neighbour is None:
-            cause = f"{told.kind}: {told.message}"
+        elif reported and reported.neighbour is None:
+            cause = f"{reported.kind}: {reported.message}"
         self.lost[lost.device] = cause
         _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
         self._placed.drop(lost.device)
@@ -285,7 +285,7 @@ class RemoteSegments:
         began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
         fence = self._fence(record.step)
         placed.check_hops()
-        placed.tell(FrameKind.BEGIN, record.step, torch.tensor(record.rows))
+        placed.send_to_all(FrameKind.BEGIN, record.step, torch.tensor(record.rows))
         lists = schedule.build(self.plan.schedule, len(segments), m)
         returns = self._common.first_trained < 0
         front = StreamPorts(None, placed.front, fence, placed.wait, record.rows, returns)
@@ -329,7 +329,7 @@ class RemoteSegments:
         found: list[float] = norms.tolist()
         return found
 
-    def _tell_step(self, record: StepRecord) -> None:
+    def _send_step(self, record: StepRecord) -> None:
         numbers = torch.tensor([record.rate, record.scale], dtype=torch.float64)
-        self._replica.told = record.step
-        self._placed.tell(FrameKind.STEP, record.step, numbers)
+        self._replica.commanded_step = record.step
+        self._placed.send_to_all(FrameKind.STEP, record.step, numbers)

@@ -97,7 +97,7 @@ class HeldSegment:
         self._shared: SharedSegment | None = None  # of the current step
         self.exchange = Exchange(description, self._forms) if description.others else None
         self._lacking = {*blocks, *states}  # blocks of which not all parts have arrived
-        self._coming: dict[str, Tensors] = {}  # received tensors that no block has yet
+        self._pending: dict[str, Tensors] = {}  # received tensors that no block has yet
 
     def _check_memory(self, needed: float, offered: float) -> None:
         """Raise ``DeviceMemoryError`` if the segment needs more bytes than the device offers."""
@@ -128,14 +128,14 @@ class HeldSegment:
         name = header.block
         if name not in self._lacking:
             raise WireError(f"received part {name[:40]!r}, which was not requested")
-        form, tensors = self._forms[name], self._coming.pop(name, {}) | separated(data)
+        form, tensors = self._forms[name], self._pending.pop(name, {}) | separated(data)
         form.check(tensors)
         sent = form.trained if name in self._there else form.weights
         if name not in self._parts and (not header.left or sent <= tensors.keys()):
             self._build(name, self._with_frozen(name, tensors))
             tensors = {key: each for key, each in tensors.items() if "/" in key}
         if header.left:
-            self._coming[name] = tensors
+            self._pending[name] = tensors
             return
         form.check_complete(form.weights | tensors.keys(), whole=True)
         self._parts[name].load_optimizer_state(tensors)

@@ -154,15 +154,15 @@ class Daemon:
                 work.join()
 
     def _hop(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        asked = dict(context.invocation_metadata())
-        session, name = self._session, asked.get(NEIGHBOUR, "")
+        metadata = dict(context.invocation_metadata())
+        session, name = self._session, metadata.get(NEIGHBOUR, "")
         if session is None or (place := place_of(name)) is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no segment here has such a session")
             return
         stage = "other device" if place[0] == SHARE else f"stage {place[0]}"
         stream = FrameStream(f"the {stage} ({context.peer()})", self._most, session.arrived)
         try:
-            session.attach(name, asked.get(SESSION, ""), stream)
+            session.attach(name, metadata.get(SESSION, ""), stream)
         except RefusedLinkError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except BusyLinkError as error:
@@ -226,9 +226,9 @@ class Daemon:
         held = running.held
         named = (each.address for each in held.description.peers) if held else ()
         self._channels.close(but=(neighbour, *named))  # a control unit may name any number
-        said = (SESSION, session), (NEIGHBOUR, name)
+        metadata = (SESSION, session), (NEIGHBOUR, name)
         peer = f"{neighbour.name} ({neighbour.address})"
-        return self._channels.stream(neighbour, HOP, self._most, running.arrived, said, peer)
+        return self._channels.stream(neighbour, HOP, self._most, running.arrived, metadata, peer)
 
 
 def _flops_per_s(device: torch.device) -> float:

@@ -92,10 +92,10 @@ class Session:
         except (LinkError, WireError) as error:
             _log.info("%s", error)
         except Interrupted:
-            self._tell(LinkError("this device is leaving"), None)
+            self._report(LinkError("this device is leaving"), None)
         finally:
             done.set()
-            self._let_go()  # at once, because the next session needs the memory
+            self._release()  # at once, because the next session needs the memory
             self.control.close()
 
     def attach(self, name: str, secret: str, stream: FrameStream) -> None:
@@ -114,7 +114,7 @@ class Session:
             if self.neighbours.setdefault(name, stream) is not stream:
                 raise BusyLinkError(f"there is a stream from {name} already")
 
-    def _let_go(self) -> HeldSegment | None:
+    def _release(self) -> HeldSegment | None:
         """Release the current segment, end its streams, and return it."""
         with self._changing:
             earlier, self.held = self.held, None
@@ -134,7 +134,7 @@ class Session:
             FrameKind.BEGIN: self._begin,
             FrameKind.STEP: self._step,
             FrameKind.STATE: self._send_state,
-            FrameKind.CLOCK: self._tell_time,
+            FrameKind.CLOCK: self._send_time,
         }
         try:
             if frame.kind not in commands:
@@ -146,10 +146,10 @@ class Session:
                 raise
         except Exception as error:  # reported; the daemon continues
             self._give_up()
-            self._tell(error, frame)
+            self._report(error, frame)
 
     def _load(self, frame: Frame) -> None:
-        earlier = self._let_go()
+        earlier = self._release()
         self.control.drop_parts()  # these belong to the plan before
         description = unpacked(SegmentDescription, frame.only(1)[0])
         with self._busy(after_s=_IMPORTS_S):
@@ -212,10 +212,10 @@ class Session:
         if not d.neighbours <= self.neighbours.keys():
             raise LinkError("a neighbour has not dialled yet")
         check_read(self.neighbours)
-        before, behind = (self._side(d, each) for each in (BEFORE, BEHIND))
+        before, after = (self._side(d, each) for each in (BEFORE, BEHIND))
         returns = d.first_trained < d.span.stop
-        hops = StreamPorts(before, behind, fence, self._wait, sizes, returns)
-        around = *before.streams.values(), *behind.streams.values()
+        hops = StreamPorts(before, after, fence, self._wait, sizes, returns)
+        around = *before.streams.values(), *after.streams.values()
         ports = TimedPorts(hops, around, self._set_busy, self.arrived)
         stage = held.stage(frame.step, sizes, partial(self._wait_for, held, ports))
         actions = schedule.build(d.schedule, d.num_segments, len(sizes))[d.stage]
@@ -317,7 +317,7 @@ class Session:
     def _given_up(self) -> bool:
         """Whether the control unit has left, or sent a command that needs no step before it."""
         others = FrameKind.BEGIN, FrameKind.STATE, FrameKind.PART
-        return self.control.over or self.control.brings_but(*others)
+        return self.control.over or self.control.has_other(*others)
 
     def _take_parts(self) -> None:
         """Add the parts that arrive while a step is under way."""
@@ -328,7 +328,7 @@ class Session:
         self._wait(self.control.all_made, interruptible=False)  # one copy of the blocks at a time
         self._send_parts(frame)
 
-    def _tell_time(self, frame: Frame) -> None:
+    def _send_time(self, frame: Frame) -> None:
         now = torch.tensor(time.monotonic(), dtype=torch.float64)
         self._answer(frame, FrameKind.CLOCK, now)
 
@@ -353,7 +353,7 @@ class Session:
     def _answer(self, frame: Frame, kind: FrameKind, *tensors: Tensor) -> None:
         self.control.send(replace(frame, kind=kind, tensors=tensors))
 
-    def _tell(self, error: Exception, frame: Frame | None) -> None:
+    def _report(self, error: Exception, frame: Frame | None) -> None:
         blamed = error.neighbour if isinstance(error, HopError) else None
         trouble = Trouble(type(error).__name__, one_line(error), blamed)
         _log.warning("%s: %s", trouble.kind, trouble.message)
@@ -388,7 +388,7 @@ class Session:
     def _check_commands(self) -> None:
         """Raise ``Interrupted`` if the daemon leaves, or a control frame other than a part
         waits."""
-        if self.leaving.is_set() or self.control.over or self.control.brings_but(FrameKind.PART):
+        if self.leaving.is_set() or self.control.over or self.control.has_other(FrameKind.PART):
             raise Interrupted
 
     def _wait(self, condition: Callable[[], bool], interruptible: bool = True) -> None:

@@ -61,7 +61,7 @@ class Exchange:
         self._led: dict[int, set[str]] = {k: set() for k in range(len(description.cuts))}
         for form, leader in zip(forms.values(), description.leaders, strict=True):
             self._led[leader] |= form.trained  # names of weights by the device that steps them
-        self._came: dict[int, dict[tuple[str, int], Tensors]] = {}
+        self._received: dict[int, dict[tuple[str, int], Tensors]] = {}
         self._done: dict[int, set[tuple[str, int]]] = {}
 
     def leads(self, block: str) -> bool:
@@ -103,18 +103,18 @@ class Exchange:
         if step not in (now, now + gradients):
             raise WireError(f"{header.role} of step {step}, expected {now}")
         key = header.role, header.share if gradients else member
-        came, done = self._came.setdefault(step, {}), self._done.setdefault(step, set())
-        tensors, known = separated(data), came.setdefault(key, {})
+        received, done = self._received.setdefault(step, {}), self._done.setdefault(step, set())
+        tensors, known = separated(data), received.setdefault(key, {})
         if key in done or (header.left and not tensors):  # which could arrive without end
             raise WireError(f"{header.role} of step {step}, which were not expected")
         if not tensors.keys() <= names or tensors.keys() & known:
             raise WireError(f"{header.role} of weights that are not expected")
         for form in self._forms:
             form.check({name: each for name, each in tensors.items() if name in form.trained})
-        came[key] = known | tensors
+        received[key] = known | tensors
         if not header.left:
-            if not gradients and came[key].keys() < names:
-                raise WireError(f"weights without {min(names - came[key].keys())[:80]!r}")
+            if not gradients and received[key].keys() < names:
+                raise WireError(f"weights without {min(names - received[key].keys())[:80]!r}")
             done.add(key)
 
     def has_gradients(self, step: int) -> bool:
@@ -130,11 +130,11 @@ class Exchange:
     def put_gradients(self, step: int, shared: SharedSegment, parts: Sequence[Part]) -> None:
         """Put the other devices' gradients into ``shared``; those of blocks that other devices lead
         are dropped there. Parts of earlier steps, which were aborted, are forgotten."""
-        for earlier in [each for each in self._came if each < step]:
-            del self._came[earlier], self._done[earlier]
-        came = self._came.get(step, {})
+        for earlier in [each for each in self._received if each < step]:
+            del self._received[earlier], self._done[earlier]
+        received = self._received.get(step, {})
         for share in chain(*self._shares.values()):
-            found = came.pop((_GRADIENTS, share), {})
+            found = received.pop((_GRADIENTS, share), {})
             shared.gradients[share] = [
                 [found[name].to(part.device) if name in found else None for name in part.trained]
                 for part in parts
@@ -142,11 +142,11 @@ class Exchange:
 
     def put_weights(self, step: int, parts: Sequence[Part]) -> None:
         """Load the weights of other blocks after the step, and forget the step's parts."""
-        came = self._came.pop(step, {})
+        received = self._received.pop(step, {})
         self._done.pop(step, None)
         for part in parts:
             if not self.leads(part.name):
-                found = came.get((_WEIGHTS, self._leaders[part.name]), {})
+                found = received.get((_WEIGHTS, self._leaders[part.name]), {})
                 part.load_trained({name: found[name] for name in part.trained})
                 part.forget_gradients()
 

@@ -65,7 +65,7 @@ def test_an_invalid_conversation_is_reported_with_file_and_cause(
     with pytest.raises(DataError, match=cause) as raised:
         read(file)
     assert str(file) in str(raised.value)
-    assert "One" not in raised.value.told
+    assert "One" not in raised.value.public_message
 
 
 def test_a_text_in_the_messages_column_is_refused(tmp_path: Path) -> None:

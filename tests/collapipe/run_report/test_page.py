@@ -128,7 +128,7 @@ def test_the_participation_matrix_marks_the_rounds_in_which_units_trained(
         trained = [span for kind, span in row.boxes if kind.name == "trained"]
         expected = [line["round"] for line in lines if unit in line["units"]]
         assert trained == [(number, number) for number in expected]
-        assert row.told == f"{len(expected)}, {len(expected) / 20:.0%}"
+        assert row.caption == f"{len(expected)}, {len(expected) / 20:.0%}"
 
 
 def test_the_round_of_the_gantt_chart_can_be_chosen(

@@ -109,7 +109,7 @@ def test_a_template_that_loops_for_too_long_is_refused(monkeypatch: pytest.Monke
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(DataError, match=r"row 1: .*0\.3 s of processor time") as raised:
         chat().encode(rows(TALKS), tokenizer(loop + PLAIN))
-    assert raised.value.told == "the chat template refuses one of its conversations"
+    assert raised.value.public_message == "the chat template refuses one of its conversations"
     with pytest.raises(ConfigError, match=r"'Hello\.': .*0\.3 s of processor time"):
         chat().with_template(tokenizer(loop + PLAIN))
     assert chat().encode(rows(TALKS), tokenizer()).lengths

@@ -13,7 +13,7 @@ from rich.console import Console
 from collapipe.config import Settings, load_overrides
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.rows import load_shards, make_tokenizer, tell_rows
+from collapipe.runs.rows import load_shards, make_tokenizer, report_rows
 from collapipe.wire.messages import RowsReply
 from server_app.records import shard_picture
 from server_app.records.shard_report import write_shard_report
@@ -38,7 +38,7 @@ def report(settings: Settings, folder: Path) -> tuple[list[dict[str, object]], l
     console = Console(width=200)
     with console.capture() as printed:
         units = range(settings.federation.num_units)
-        told = {unit: tell_rows(settings, unit) for unit in units}
+        told = {unit: report_rows(settings, unit) for unit in units}
         labels = make_tokenizer(settings, told.values()).labels
         write_shard_report(told, labels, RunFolder(folder), console)
     held = json.loads((folder / "shards.json").read_text(encoding="utf-8"))["shards"]

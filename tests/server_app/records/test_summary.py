@@ -12,7 +12,7 @@ from server_app.records.summary import (
     History,
     _end_rows,
     _outcome,
-    clock_told,
+    clock_text,
     opening,
     sent,
 )
@@ -72,7 +72,7 @@ def test_the_summary_says_if_the_clock_excludes_uploads(
     for each in (upload_s, 1.5):  # one round without an upload time is enough
         cost = ClusterCost(0, 10.5, each, 0.0, {}, 10.5)
         history.add(round_report(cost=RoundCost(cost.pipeline_s, (cost,)), units=(0,)))
-    assert clock_told(history, clock) == told
+    assert clock_text(history, clock) == told
 
 
 def test_energy_is_the_sum_of_uploads_and_devices_over_all_rounds() -> None:

@@ -24,7 +24,7 @@ from collapipe.runs.folder import RunFolder
 from collapipe.tensors import Tensors, not_finite
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
-from server_app.records.summary import noise_told
+from server_app.records.summary import noise_warning
 from server_app.rounds.private_mean import PrivateMean
 
 SENT: Tensors = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]]), "n": torch.tensor(7)}
@@ -208,7 +208,7 @@ def test_noise_comes_from_the_operating_system_unless_a_seed_is_set(
     assert f"noise in the mean of 3 units is {times:,.0f} times" in capsys.readouterr().out
     few = "strategy=random", "strategy.num_scheduled=2"
     settings = settings_of(tmp_path, ["privacy=private", *few])
-    assert "the mean of 2 units is 200 times" in str(noise_told(settings, 10_000))
+    assert "the mean of 2 units is 200 times" in str(noise_warning(settings, 10_000))
     assert not_finite(found) is None
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["privacy"]["noise"] == "the operating system's"

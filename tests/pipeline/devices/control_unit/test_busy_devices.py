@@ -37,7 +37,7 @@ def left_in_an_action(
 
     monkeypatch.setattr(HeldSegment, "stage", slow)
     with Work().segments(even_plan(NAMES[: len(there)], 4, PLAN), there) as segments:
-        segments._placed.tell(FrameKind.BEGIN, 0, torch.tensor([3]))
+        segments._placed.send_to_all(FrameKind.BEGIN, 0, torch.tensor([3]))
         for _ in there:
             assert began.acquire(timeout=60)
     try:
@@ -69,7 +69,7 @@ def test_all_devices_are_connected_and_asked_for_their_clock_in_parallel(
 ) -> None:
     """Each call blocks until the call for the other device has started."""
     met = threading.Barrier(2)
-    for owner, name in ((DeviceConnection, "__init__"), (Session, "_tell_time")):
+    for owner, name in ((DeviceConnection, "__init__"), (Session, "_send_time")):
         real = getattr(owner, name)
 
         def together(*arguments: Any, real: Any = real) -> None:
@@ -104,7 +104,7 @@ def test_devices_that_finish_their_action_are_not_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A log message names each awaited device once."""
-    monkeypatch.setattr(placement, "_TELL_S", -1.0)
+    monkeypatch.setattr(placement, "_WARN_AFTER_S", -1.0)
     with daemons(2) as there, left_in_an_action(there, monkeypatch) as let_go_on:
         refused = when_refused(monkeypatch, let_go_on)
         with Work().segments(PLAN, there) as segments:

@@ -34,11 +34,11 @@ def test_a_slow_local_disk_does_not_make_a_device_silent() -> None:
     feeding.start()  # of three parts, one is being stored, one waits, and one exceeds the buffer
     while stream.silent_s:
         pass
-    stream.heard -= 60
+    stream.last_received_s -= 60
     connection.check(hung_s=1.0)
     stored.set()
     feeding.join(5)
     connection.broken = None  # the stream has ended
-    stream.heard -= 60
+    stream.last_received_s -= 60
     with pytest.raises(StageError, match="no sign of life for 6"):
         connection.check(hung_s=1.0)

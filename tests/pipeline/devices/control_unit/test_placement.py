@@ -68,10 +68,10 @@ def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
 
 def test_devices_are_not_silent_while_this_process_is_paused(monkeypatch: MonkeyPatch) -> None:
     """A placement notices a pause when it waits and when it chooses the device to drop."""
-    now_s, control = [0.0], Mock(heard=0.0)
+    now_s, control = [0.0], Mock(last_received_s=0.0)
 
     def check(hung_s: float) -> None:
-        if now_s[0] - control.heard > 5:
+        if now_s[0] - control.last_received_s > 5:
             raise StageError("a", "no sign of life")
 
     def clock() -> float:

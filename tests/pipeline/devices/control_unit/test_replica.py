@@ -58,7 +58,7 @@ def replica() -> Iterator[Replica]:
         return {f"{name}.weight": WEIGHT}
 
     replica = Replica({name: form(start(name)) for name in HOLDERS}, start, {})
-    replica.told = 4
+    replica.commanded_step = 4
     replica.expect(2, HOLDERS)
     replica.open()
     yield replica
@@ -291,7 +291,7 @@ def test_a_copy_holds_only_adapters_and_their_optimiser_state() -> None:
     spec = LoraSpec(SMALL, target_modules=("query",), first_block=1)
     work = Work(spec)
     with trained(work) as remote:
-        copied = remote._replica._came
+        copied = remote._replica._received
     for name in map(block_name, range(4)):
         (keys,) = copied[name, work.steps - 1].values() or [set[str]()]
         weight = f"{name}.attention.query.lora_{{}}.default.weight"

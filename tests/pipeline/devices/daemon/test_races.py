@@ -69,7 +69,7 @@ class Hooked(dict[str, FrameStream]):
 
     def __init__(self, owner: Session) -> None:
         super().__init__()
-        self.other = threading.Thread(target=owner._let_go, daemon=True)
+        self.other = threading.Thread(target=owner._release, daemon=True)
 
     def setdefault(self, name: str, stream: FrameStream) -> FrameStream:  # type: ignore[override]
         self.other.start()

@@ -119,7 +119,7 @@ def test_gradients_of_aborted_steps_are_freed() -> None:
     for step in range(5):
         exchange.take(0, GRADIENTS, step, trained("blocks.1"), now=step)
         exchange.put_gradients(step, SimpleNamespace(gradients={}), [])  # type: ignore[arg-type]
-    assert [*exchange._came] == [4] and not exchange._came[4]
+    assert [*exchange._received] == [4] and not exchange._received[4]
 
 
 def test_empty_parts_are_refused() -> None:
