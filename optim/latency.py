@@ -148,7 +148,7 @@ def model_too_large(
     m with the most blocks, and each device's; default: if each counts as the first of all.
     """
     by_m = block_caps(problem)
-    row = int(by_m.sum(axis=1).argmax())
+    row = int(by_m.sum(axis=1).argmax()) if by_m.any() else len(by_m) - 1  # m of the least memory
     m, caps = most or (row + 1, by_m[row].tolist())
     held, bound = sum(caps), list[str]()
     for device, cap, limit in zip(

@@ -218,7 +218,7 @@ def _fits(point: Partition, problem: ClusterProblem) -> bool:
 
 
 def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition]:
-    """Yield the points in which one block is on the segment before or behind its own; none for
+    """Yield the points in which one block is on the segment before or after its own; none for
     plans with shared stages."""
     stages = () if point.shares else stages_of(problem, point)
     for pair in pairwise(range(len(stages))):

@@ -31,6 +31,7 @@ from optim.verify import verify_round
 
 EXACT, SHARED = "exact", "shared"
 _NO_HEAD_CHOICE = "paper", "vanilla_fl"  # solvers that do not choose the head's place
+_SHARE = "; a plan with stages that devices share is possible: --solver shared"
 _SMALLER = "; an adapter, fewer tokens or a smaller batch make blocks smaller"
 _SEED = 0  # for the only baseline that draws its devices
 
@@ -224,7 +225,17 @@ def _solution(
             limits = _limits(cluster, _block_bytes(inventory, problem, most[0]))
             reason = model_too_large(problem, limits, most)
         ways = _SMALLER if inventory.model.tokens else ""
+        ways += _SHARE if solver == EXACT and _fits_shared(problem) else ""
         raise inventory.document.error(cluster.loc, f"{reason}{ways}") from error
+
+
+def _fits_shared(problem: ClusterProblem) -> bool:
+    """Whether stages that devices share have a plan."""
+    try:
+        solve_verified(problem, cluster_solver(SHARED), np.random.default_rng(_SEED))
+    except InfeasibleRoundError:
+        return False
+    return True
 
 
 def _plan_round(

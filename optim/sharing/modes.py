@@ -34,6 +34,8 @@ def held_in_order(problem: ClusterProblem) -> tuple[Ints, tuple[int, list[int]]]
     """
     count = len(problem.devices)
     caps = np.array([either_caps(problem.at(place + 1)) for place in range(count)])
+    if not caps.any():  # the largest m needs the least memory
+        return caps[:, :, 0], (caps.shape[1], [0] * count)
     if count > _MOST_IN_SETS or (caps == caps[0]).all():
         row = int(caps[0].sum(axis=1).argmax())
         totals = (-np.sort(-caps[0], axis=1)).cumsum(axis=1).T

@@ -108,10 +108,12 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
 
 
 def _fits(planned: PlannedCluster, held_by: str, model: Model) -> str:
-    """Return the least number of devices, what each one in use holds, and the speed."""
+    """Return the least number of devices, what each one in use holds, and the speed. A pipeline may
+    need more devices than the plan, which shares stages."""
     problem, unit = planned.problem, "tokens/s" if model.tokens else "samples/s"
     held, _ = held_in_order(planned.chosen.problem)
-    least = 1 + int((held < problem.num_blocks).sum(axis=0).min())
+    used = len(planned.partition.blocks) - planned.partition.blocks.count(0)
+    least = min(used, 1 + int((held < problem.num_blocks).sum(axis=0).min()))
     per_s = problem.batch_size * (model.tokens or 1) / planned.partition.latency_s
     texts = f"on {counted(least, 'device')} or more", held_by, f"{three_digits(per_s)} {unit}"
     return "; ".join(filter(None, texts))

@@ -620,6 +620,38 @@ clusters:
 """
 
 
+TIGHT = """
+batch_size: 64
+model: {name: dates_transformer, tokens: 32, num_blocks: 2}
+max_micro_batches: 1
+clusters:
+  - name: home
+    devices:
+      - {name: a, flops_per_s: 1.0e9, d2d_rate_bps: 1.0e9, memory_bytes: 7.8e6}
+      - {name: b, flops_per_s: 1.0e9, d2d_rate_bps: 1.0e9, memory_bytes: 7.8e6}
+      - {name: c, flops_per_s: 1.0e9, d2d_rate_bps: 1.0e9, memory_bytes: 7.8e6}
+"""
+
+
+def test_devices_without_memory_for_all_rows_of_a_block_can_share_it(
+    command: Command, tmp_path: Path
+) -> None:
+    """The error without sharing names the solver that shares stages."""
+    status, _, err = command(written(tmp_path, TIGHT))
+    assert status and "in 1 micro-batch (" in err and err.endswith(": --solver shared\n")
+    out = command(written(tmp_path, TIGHT), "--solver", "shared")[1]
+    assert "0-1, 22 rows of 64" in out and "fits        on 3 devices or more; a " in out
+
+
+def test_the_error_of_too_little_memory_counts_the_smallest_micro_batch(
+    command: Command, tmp_path: Path
+) -> None:
+    tiny = TIGHT.replace("7.8e6", "1.0e6").replace("batches: 1", "batches: 64")
+    status, _, err = command(written(tmp_path, tiny))
+    assert status and "in 64 micro-batches (a: 0 by memory_bytes 1e+06 (at least 1." in err
+    assert "--solver shared" not in err
+
+
 ROOMS = """
 batch_size: 16
 latency: overlap
