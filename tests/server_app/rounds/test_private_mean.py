@@ -265,9 +265,9 @@ def test_a_resumed_run_without_remaining_budget_trains_no_round(tmp_path: Path) 
     world = World(tmp_path, *UNTRAINED, "privacy=private", "privacy.max_epsilon=1.7")
     run = world.run(tmp_path / "run", client=scripted_units())
     world.run(run, "000001", scripted_units())
-    told = json.loads((run / "summary.json").read_text())["privacy"]
-    assert told["epsilon"] == pytest.approx(1.698, abs=1e-3)
-    assert "after 3 rounds" in told["ended"]
+    privacy = json.loads((run / "summary.json").read_text())["privacy"]
+    assert privacy["epsilon"] == pytest.approx(1.698, abs=1e-3)
+    assert "after 3 rounds" in privacy["ended"]
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 1
 
 
