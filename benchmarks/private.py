@@ -112,7 +112,7 @@ def measured(overrides: list[str], epsilon: float | None) -> tuple[float, float]
             raise SystemExit(f"{overrides}: not all units finished every round")
         spent = summary.get("privacy", {}).get("epsilon", math.inf)
         if epsilon is not None and not math.isclose(spent, epsilon, rel_tol=0.01):
-            raise SystemExit(f"{overrides}: came to ε = {spent}, not {epsilon:g}")
+            raise SystemExit(f"{overrides}: spent ε = {spent}, expected {epsilon:g}")
         membership = membership_of(*load_model(run_dir))
     assert membership is not None  # the rows are on this machine
     return float(summary["metric"]["value"]), membership.advantage.value

@@ -103,7 +103,7 @@ class HostileUnit:
                 self._control = RawStream(self.channel, CONTROL)
             except LinkError as error:
                 assert "RESOURCE_EXHAUSTED" in str(error), error
-                assert time.monotonic() < deadline, "the daemon stays occupied"
+                assert time.monotonic() < deadline, "the daemon remains busy"
                 time.sleep(0.005)
         return self._control
 
