@@ -69,7 +69,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, list[float]] = {"collapipe": [], "masked": [], "stock": []}
-    told: dict[str, list[float]] = {"worked": [], "first": [], "later": [], "message": []}
+    logged_s: dict[str, list[float]] = {"worked": [], "first": [], "later": [], "message": []}
     with tempfile.TemporaryDirectory() as root:
         folder = put_up(Path(root))
         for turn in range(arguments.turns):
@@ -77,7 +77,7 @@ def main() -> None:
                 run_dir = folder.root / f"run-{turn}"
                 seconds["collapipe"].append(collapipe_round(folder, run_dir, arguments.rounds))
             for unit in UNITS:
-                add_told(told, (folder.root / "units" / unit / "collapipe.log").read_text())
+                add_logged(logged_s, (folder.root / "units" / unit / "collapipe.log").read_text())
             with running(folder, "collapipe"):
                 run_dir = folder.root / f"masked-{turn}"
                 masked = collapipe_round(folder, run_dir, arguments.rounds, *MASKED)
@@ -92,9 +92,9 @@ def main() -> None:
             f"{first} / {second} {ratios.mean():.2f}, 95 % interval {ratios.mean() - half:.2f}–"
             f"{ratios.mean() + half:.2f} over {len(ratios)} turns of {arguments.rounds} rounds"
         )
-    for what, each in told.items():
+    for what, each in logged_s.items():
         print(f"{what}: {statistics.median(each):.2f} s in the median, {max(each):.2f} s at most")
-    result = {"seconds": seconds, "told": told, "machine": machine()}
+    result = {"seconds": seconds, "told": logged_s, "machine": machine()}
     (arguments.output / "deployed_round.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
@@ -167,15 +167,15 @@ def stock_round(folder: ServerFolder, rounds: int) -> float:
     return float(np.median(np.diff(json.loads(output.read_text())[1:])))
 
 
-def add_told(told: dict[str, list[float]], log: str) -> None:
+def add_logged(logged_s: dict[str, list[float]], log: str) -> None:
     """Add seconds from a unit's log: ``worked`` in each round; until the first micro-batch of its
     ``first`` round and of ``later`` rounds; and of its first ``message``."""
     rounds = re.findall(r"train: ([\d.]+) s, the first micro-batch after ([\d.]+) s", log)
     first, *later = (float(start) for _, start in rounds)
-    told["worked"] += [float(worked) for worked, _ in rounds]
-    told["first"].append(first)
-    told["later"] += later
-    told["message"] += [float(each) for each in re.findall(r"query\.rows: ([\d.]+) s", log)]
+    logged_s["worked"] += [float(worked) for worked, _ in rounds]
+    logged_s["first"].append(first)
+    logged_s["later"] += later
+    logged_s["message"] += [float(each) for each in re.findall(r"query\.rows: ([\d.]+) s", log)]
 
 
 if __name__ == "__main__":

@@ -101,10 +101,10 @@ def partitions(instances: int, highs: int, highs_large: int) -> None:
     """Print a line for each law and size."""
     seeds = range(instances)
     for law in LAWS:
-        for size, asked in zip(SIZES, (highs, highs_large), strict=True):
+        for size, num_highs in zip(SIZES, (highs, highs_large), strict=True):
             rngs = (np.random.default_rng(seed) for seed in seeds)
             problems = [heterogeneous(rng, *size, law) for rng in rngs]
-            compare(f"{law} K={size[0]} L={size[1]}", problems, asked, size[0] < 48)
+            compare(f"{law} K={size[0]} L={size[1]}", problems, num_highs, size[0] < 48)
         problems = [paper_like(np.random.default_rng(seed), law) for seed in seeds]
         compare(f"{law} Table II K=6 L=12", problems, highs)
         problems = [uneven(np.random.default_rng(seed), law) for seed in range(highs)]

@@ -58,8 +58,8 @@ def main() -> None:
     }
     for epsilon in epsilons:
         noise = dp_accounting.get_sigma_gaussian(epsilon, DELTA) * math.sqrt(rounds)
-        told = [f"privacy.noise_multiplier={noise}", f"privacy.delta={DELTA}"]
-        rules[f"epsilon {epsilon:g}"] = epsilon, [*clipped, *told]
+        noise_options = [f"privacy.noise_multiplier={noise}", f"privacy.delta={DELTA}"]
+        rules[f"epsilon {epsilon:g}"] = epsilon, [*clipped, *noise_options]
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in rules}
     for seed in arguments.seeds:
         for name, (spent, own) in rules.items():
@@ -112,10 +112,10 @@ def measured(overrides: list[str], epsilon: float | None) -> tuple[float, float]
             raise SystemExit(f"{overrides}: not all units finished every round")
         spent = summary.get("privacy", {}).get("epsilon", math.inf)
         if epsilon is not None and not math.isclose(spent, epsilon, rel_tol=0.01):
-            raise SystemExit(f"{overrides}: came to ε = {spent}, not {epsilon:g}")
-        told = membership_of(*load_model(run_dir))
-    assert told is not None  # the rows are on this machine
-    return float(summary["metric"]["value"]), told.advantage.value
+            raise SystemExit(f"{overrides}: spent ε = {spent}, expected {epsilon:g}")
+        membership = membership_of(*load_model(run_dir))
+    assert membership is not None  # the rows are on this machine
+    return float(summary["metric"]["value"]), membership.advantage.value
 
 
 def spread(values: Sequence[float]) -> str:

@@ -64,8 +64,8 @@ def main() -> None:
             model, rows = MODELS[arguments.model]
             options = [*model, f"{rows}={8 * units}", f"channel.num_channels={arguments.channels}"]
             found.append(row := measured(runtime, units, arguments.rounds, options))
-            told = f"{row[0]:>9.1f}{row[1]:>9.2f}{row[2]:>11.0f}{row[3]:>11.0f}"
-            print(f"{runtime:<12}{units:>7}{told}", flush=True)
+            figures = f"{row[0]:>9.1f}{row[1]:>9.2f}{row[2]:>11.0f}{row[3]:>11.0f}"
+            print(f"{runtime:<12}{units:>7}{figures}", flush=True)
         for (a, before), (b, after) in pairwise(zip(arguments.units, found, strict=True)):
             pairs = [(x, y) for x, y in zip(before, after, strict=True) if x]
             grew = [math.log(y / x) / math.log(b / a) for x, y in pairs]

@@ -64,17 +64,17 @@ def main() -> None:
 
 def strategies(arguments: argparse.Namespace) -> Record:
     """Compare DSSRA with the simple rules."""
-    return _told(
+    return _record(
         fig11.FIGURE.evidence(range(arguments.seeds)), ("reduction of DSSRA, V = ", "DSSRA, V = ")
     )
 
 
 def compared(arguments: argparse.Namespace) -> Record:
     """Compare the frameworks."""
-    return _told(frameworks.FIGURE.evidence(range(arguments.seeds)), ("",))
+    return _record(frameworks.FIGURE.evidence(range(arguments.seeds)), ("",))
 
 
-def _told(evidence: Evidence, beginnings: Sequence[str]) -> Record:
+def _record(evidence: Evidence, beginnings: Sequence[str]) -> Record:
     """All claims and findings; print those that start with one of ``beginnings``."""
     found = [*evidence.claims, *evidence.findings]
     for each in found:

@@ -41,8 +41,8 @@ def table() -> list[str]:
             "Table II, uplink, head, downlink": papers(law, 10.0, 5.0),
         }
         if law == "flow_shop":
-            worlds["random, uplink"] = draws(600, UPLINK, alike=False)
-            worlds["random, uplink, head, downlink"] = draws(600, ALL, alike=False)
+            worlds["random, uplink"] = draws(600, UPLINK, constant_ratios=False)
+            worlds["random, uplink, head, downlink"] = draws(600, ALL, constant_ratios=False)
         for world, cases in worlds.items():
             for name, schedule in SCHEDULES.items():
                 found = ratios(cases, schedule, law)

@@ -58,10 +58,10 @@ class Account:
         self.down: defaultdict[int, int] = defaultdict(int)
 
     @contextmanager
-    def busy(self, who: object) -> Iterator[None]:
+    def busy(self, machine_or_unit: object) -> Iterator[None]:
         began = time.process_time()
         yield
-        self.seconds[who] += time.process_time() - began
+        self.seconds[machine_or_unit] += time.process_time() - began
 
     def sent(self, unit: int, content: RecordDict) -> int:
         arrays = sum(len(a.data) for r in content.array_records.values() for a in r.values())
@@ -106,15 +106,17 @@ def plain(changes: Sequence[np.ndarray], precision: str) -> tuple[Account, np.nd
             factor = min(1.0, BOUND / float(np.linalg.norm(change)))
             end = {"w": torch.from_numpy(change * np.float32(factor))}
             sent, _ = compress_update(start, end, {}, precision)
-        came = account.arrays(unit, sent)
+        received = account.arrays(unit, sent)
         with account.busy("server"):
-            models.append(restore(came, start, precision, f"unit {unit}"))
+            models.append(restore(received, start, precision, f"unit {unit}"))
     with account.busy("server"):
         mean = average(models, [1.0] * len(models))["w"]
     return account, mean.numpy()
 
 
-def masked(changes: Sequence[np.ndarray], precision: str, gone: int) -> tuple[Account, np.ndarray]:
+def masked(
+    changes: Sequence[np.ndarray], precision: str, num_lost: int
+) -> tuple[Account, np.ndarray]:
     account, units = Account(), range(len(changes))
     keys = {}
     for unit in units:
@@ -126,17 +128,17 @@ def masked(changes: Sequence[np.ndarray], precision: str, gone: int) -> tuple[Ac
     with account.busy("server"):
         roster = Roster(1, 1, usable({unit: public for unit, (_, public) in keys.items()}))
         session = Session(roster, THRESHOLD)
-    shares, told = {}, {}
+    shares, share_replies = {}, {}
     for unit in units:
         everybody = account.to(unit, roster, Roster)
         with account.busy(unit):
             shares[unit], reply = keys[unit][0].share(everybody, THRESHOLD)
-        told[unit] = account.back(unit, reply, SharesReply)
+        share_replies[unit] = account.back(unit, reply, SharesReply)
     with account.busy("server"):
-        requests = relayed(told)
+        requests = relayed(share_replies)
     quantiser = Quantiser(changes[0].size, BOUND, LEVELS[precision], len(units))
-    stages, came = {}, {}
-    for unit in units[gone:]:
+    stages, received = {}, {}
+    for unit in units[num_lost:]:
         request = account.to(unit, requests[unit], MaskRequest)
         with account.busy(unit):
             words = quantiser.quantise(changes[unit], np.random.default_rng(unit))
@@ -144,25 +146,25 @@ def masked(changes: Sequence[np.ndarray], precision: str, gone: int) -> tuple[Ac
             sent = {records.MASKED: torch.from_numpy(quantiser.pack(words))}
         packed = account.arrays(unit, sent)[records.MASKED]
         with account.busy("server"):
-            came[unit] = packed.numpy()
+            received[unit] = packed.numpy()
     confirming, replies = {}, {}
-    for unit in came:
-        survivors = account.to(unit, SurvivorsRequest(1, tuple(came)), SurvivorsRequest)
+    for unit in received:
+        survivors = account.to(unit, SurvivorsRequest(1, tuple(received)), SurvivorsRequest)
         with account.busy(unit):
             confirming[unit], confirmation = stages[unit].confirm(survivors)
         replies[unit] = account.back(unit, confirmation, SurvivorsReply)
     with account.busy("server"):
         confirmations = confirmed(1, replies)
     revealed = {}
-    for unit in came:
+    for unit in received:
         to_it = account.to(unit, confirmations[unit], UnmaskRequest)
         with account.busy(unit):
             reply = confirming[unit].reveal(to_it)
         revealed[unit] = account.back(unit, reply, UnmaskReply)
     with account.busy("server"):
-        total = functools.reduce(np.add, map(quantiser.unpack, came.values()))
-        unmask(session, came, checked(told, came, revealed), total)
-        mean = quantiser.restored(total, len(came)) / len(came)
+        total = functools.reduce(np.add, map(quantiser.unpack, received.values()))
+        unmask(session, received, checked(share_replies, received, revealed), total)
+        mean = quantiser.restored(total, len(received)) / len(received)
     return account, mean
 
 
@@ -180,22 +182,25 @@ def main() -> None:
             scale = 0.8 * BOUND / math.sqrt(arguments.values)
             changes = list(rng.normal(0, scale, (count, arguments.values)).astype(np.float32))
             account, _ = plain(changes, precision)
-            tell("plain", precision, count, account.row(count))
+            report("plain", precision, count, account.row(count))
             for share in arguments.gone:
-                gone = math.floor(share * count)
-                if share and not gone:
+                num_lost = math.floor(share * count)
+                if share and not num_lost:
                     continue
-                account, mean = masked(changes, precision, gone)
-                error = float(np.linalg.norm(mean - np.mean(changes[gone:], axis=0)))
-                row = account.row(count) | {"gone": gone, "error": float(f"{error / BOUND:.2g}")}
+                account, mean = masked(changes, precision, num_lost)
+                error = float(np.linalg.norm(mean - np.mean(changes[num_lost:], axis=0)))
+                row = account.row(count) | {
+                    "gone": num_lost,
+                    "error": float(f"{error / BOUND:.2g}"),
+                }
                 row["bits"] = Quantiser(arguments.values, BOUND, LEVELS[precision], count).bits
                 row["bound"] = float(f"{2 / (LEVELS[precision] + 1):.2g}")
-                tell("masked", precision, count, row)
+                report("masked", precision, count, row)
 
 
-def tell(how: str, precision: str, units: int, row: dict[str, object]) -> None:
-    told = {"how": how, "precision": precision, "units": units, **row}
-    print(json.dumps(told), flush=True)
+def report(how: str, precision: str, units: int, row: dict[str, object]) -> None:
+    record = {"how": how, "precision": precision, "units": units, **row}
+    print(json.dumps(record), flush=True)
 
 
 if __name__ == "__main__":

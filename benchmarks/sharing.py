@@ -123,7 +123,7 @@ def row(
     cost = cost_of(adapters)
     gains, ours_s, theirs_s, forms = [], [], [], []
     six_s = []
-    behind: dict[str, list[float]] = {"asteroid": [], "adaptis": []}
+    above_best: dict[str, list[float]] = {"asteroid": [], "adaptis": []}
     for seed in range(clusters):
         for count in (3, 4, 5, 6):
             rng = np.random.default_rng((seed, count))
@@ -142,7 +142,7 @@ def row(
                     found, _ = timed(solve, problem)
                 except InfeasibleRoundError:
                     continue
-                behind[name].append(found.best.latency_s / shared.best.latency_s - 1)
+                above_best[name].append(found.best.latency_s / shared.best.latency_s - 1)
     gain = over_seeds(gains)
     return {
         "preset": preset,
@@ -158,7 +158,7 @@ def row(
                 "above_best": statistics.fmean(each) if each else None,
                 "found_best": sum(one < 1e-9 for one in each) / len(gains),
             }
-            for name, each in behind.items()
+            for name, each in above_best.items()
         },
         "shared_ms": {"median": 1e3 * statistics.median(ours_s), "most": 1e3 * max(ours_s)},
         "six_devices_ms": 1e3 * statistics.median(six_s),
@@ -244,10 +244,10 @@ def joint(rounds: int, sets: int) -> dict[str, object]:
             )
             for state in request.clusters
         )
-        asked = replace(request, clusters=clusters)
+        enlarged = replace(request, clusters=clusters)
         for sharing, taken in seconds.items():
             began = time.perf_counter()
-            plan = Dssra(sharing=sharing).plan_round(asked, np.random.default_rng(0))
+            plan = Dssra(sharing=sharing).plan_round(enlarged, np.random.default_rng(0))
             taken.append(time.perf_counter() - began)
         gaps.append(plan.certificate.gap)  # of ``auto``, which runs last
     ratios = [a / n for a, n in zip(seconds["auto"], seconds["never"], strict=True)]

@@ -28,9 +28,11 @@ def main() -> None:
         "--data", type=Path, help="has multi30k, chinese_ner, toutiao15; default: $COLLAPIPE_DATA"
     )
     parser.add_argument("--full", action="store_true", help="models of the paper's sizes: days")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        reproduce(told.figure, told.seeds, told.output, told.data, told.full)
+        reproduce(
+            arguments.figure, arguments.seeds, arguments.output, arguments.data, arguments.full
+        )
     except CollaPipeError as error:
         complain(f"error: {printable(str(error))}")
         raise SystemExit(error.exit_status) from None

@@ -53,7 +53,7 @@ def best(seconds: Floats, among: Sequence[int] = SEGMENTS) -> tuple[int, int]:
 
 
 @functools.cache
-def _alike() -> Floats:
+def _equal_devices() -> Floats:
     """Return latencies [S, m] of K equal devices with the preset's mean values."""
     return latencies(narrowed(0.0).devices(0))
 
@@ -67,7 +67,7 @@ def _compute(seed: int) -> Floats:
 def _rows(seed: int, drawn: Floats) -> Iterator[Row]:
     tables: list[tuple[str, Cell, Floats]] = [("drawn", seed, drawn.mean(axis=0))]
     if seed == 0:  # these are the same for all seeds
-        tables.insert(0, ("alike", "", _alike()))
+        tables.insert(0, ("alike", "", _equal_devices()))
     for devices, number, seconds in tables:
         for (place, m), value in np.ndenumerate(seconds):
             yield devices, number, place + 1, m + 1, float(value)
@@ -83,7 +83,10 @@ def _findings(drawn: Sequence[Floats]) -> Iterator[Finding]:
         percents = (100 * float(np.mean([best(c)[0] == segments for c in each])) for each in drawn)
         yield Finding(f"drawn clusters whose best S is {segments}", share_over_seeds(percents), "%")
     means = [each.mean(axis=0) for each in drawn]
-    for devices, tables in (("alike devices", [_alike()]), ("mean of drawn clusters", means)):
+    for devices, tables in (
+        ("alike devices", [_equal_devices()]),
+        ("mean of drawn clusters", means),
+    ):
         for among, what in ((SEGMENTS, ""), (_EVERY, ", every S")):
             chosen, micro_batches = zip(*(best(each, among) for each in tables), strict=True)
             yield Finding(f"{devices}: best S{what}", over_seeds(chosen), "devices")
@@ -104,7 +107,7 @@ def _draw(drawn: Sequence[Floats], _: Ours) -> Figure:
     figure, (left, right) = drawing.panels(3.4, 2, sharey=True)
     means = [each.mean(axis=0) for each in drawn]
     for axes, tables, title in (
-        (left, [_alike()], "(a) devices that are alike"),
+        (left, [_equal_devices()], "(a) devices that are alike"),
         (right, means, "(b) drawn devices, the S fastest, mean"),
     ):
         m, by_segments = range(1, BATCH_SIZE + 1), np.swapaxes(tables, 0, 1)

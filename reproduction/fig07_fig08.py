@@ -83,11 +83,11 @@ def _compute(seed: int, num_blocks: int) -> Times:
             # Replicas send no activations; separate models send no adapters.
             sent_s = float(activations[place]) * (name != "vanilla_fl")
             for activation_s, times in ((0.0, seconds), (sent_s, totals)):
-                asked, rng = (
+                problem, rng = (
                     replace(cluster, activation_s=(activation_s,)),
                     stream(seed, name, *place),
                 )
-                solution, exceeds = solve(name, asked, rng, unlimited=name != OWN)
+                solution, exceeds = solve(name, problem, rng, unlimited=name != OWN)
                 times[place] = batch_s(solution.best, activation_s)
             over_limits += exceeds
         devices = seconds.mean(axis=1)

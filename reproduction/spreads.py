@@ -32,7 +32,7 @@ OWN, RIVAL, EVEN, RANDOM, FASTEST = (
     "S fastest",
 )
 _SOLVERS = (OWN, RIVAL, "titanic", EVEN, RANDOM)
-_BESIDE = 1.17  # position of the paper's figures on the axis of spreads
+_PAPER_POSITION = 1.17  # position of the paper's figures on the axis of spreads
 Key = tuple[str, float, str]  # model, spread, method
 Seconds = Mapping[Key, float]
 """A seed's total by model, spread and method."""
@@ -115,9 +115,11 @@ def _draw_row(figure: SubFigure, readings: Sequence[str], label: str, ours: Ours
         }
         drawing.draw_lines(axes, series, markevery=1)
         for mark, each in zip(drawing.MARKS, readings, strict=False):
-            axes.plot(_BESIDE, _READINGS[each][2], mark.marker, color=mark.colour, mfc="white")
+            axes.plot(
+                _PAPER_POSITION, _READINGS[each][2], mark.marker, color=mark.colour, mfc="white"
+            )
         axes.axhline(0, color="black", linewidth=0.8)
-        axes.set_xticks([*SPREADS, _BESIDE], [*map("{:g}".format, SPREADS), "paper"])
+        axes.set_xticks([*SPREADS, _PAPER_POSITION], [*map("{:g}".format, SPREADS), "paper"])
         axes.set(xlabel="spread of devices, of Table II's", title=model)
     panels[0].set_ylabel(label)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)

@@ -56,7 +56,7 @@ class Training:
     data: Path | None  # None if no experiment reads data
     folder: Path
     full: bool
-    say: Callable[[str], None] = print
+    report: Callable[[str], None] = print
 
     @property
     def sizes(self) -> str:
@@ -73,10 +73,10 @@ class Training:
             raise ConfigError(f"--data {self.data}: has no folder {', '.join(missing)}")
         begun = time.monotonic()
         waiting = {job: command for job in jobs if (command := self._command(job))}
-        self.say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are there already")
+        self.report(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are there already")
         for number, job in enumerate(_finished(waiting, self._log), 1):
             minutes = (time.monotonic() - begun) / 60
-            self.say(f"{self._name(job)}: done, {number} of {len(waiting)}, {minutes:.1f} min")
+            self.report(f"{self._name(job)}: done, {number} of {len(waiting)}, {minutes:.1f} min")
         return {job: read_run(self.folder / self._name(job)) for job in jobs}
 
     def _name(self, job: Job) -> str:
@@ -89,8 +89,8 @@ class Training:
         """Return the command that remains to be run for a job; None if the job is finished."""
         run_dir, overrides = self.folder / self._name(job), self._overrides(job)
         if (run_dir / "config.yaml").is_file():
-            found, asked = read_run(run_dir), config.load_overrides(overrides)
-            then, now = flattened(found.tree), flattened(asked.tree)
+            found, requested = read_run(run_dir), config.load_overrides(overrides)
+            then, now = flattened(found.tree), flattened(requested.tree)
             different = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
             if different:
                 raise ConfigError(

@@ -234,7 +234,7 @@ class Work:
                 raise RoundFailedError("no device is left")
             if plan.shares:
                 if not (plans := list(plan.without(lost, plan.unused(left)))):
-                    raise RoundFailedError("nobody can take over")
+                    raise RoundFailedError("no other device can take over the segment")
                 return plans[takes_over % len(plans)]
             return even_plan(left, self.spec.num_blocks, plan)
 

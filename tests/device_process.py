@@ -15,11 +15,11 @@ from typing import IO
 ROOT = Path(__file__).parents[1]
 COMMAND = "from collapipe.cli.app import main\nmain()\n"
 # On SIGUSR1 this program prints which modules it has imported.
-TELLING = f"""\
+MODULES_PROGRAM = f"""\
 import json, os, signal, sys
 # not by print, which may be under way where the signal comes
-told = lambda: json.dumps(sorted(sys.modules)) + "\\n"
-signal.signal(signal.SIGUSR1, lambda *_: os.write(1, told().encode()))
+modules = lambda: json.dumps(sorted(sys.modules)) + "\\n"
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, modules().encode()))
 {COMMAND}"""
 
 
@@ -50,7 +50,7 @@ class DeviceProcess:
         return self.process.returncode, out.splitlines(), err
 
     def modules(self) -> set[str]:
-        """Return the modules that a process of ``TELLING`` has imported."""
+        """Return the modules that a process of ``MODULES_PROGRAM`` has imported."""
         self.process.send_signal(signal.SIGUSR1)
         return set(json.loads(self.line()))
 

@@ -64,7 +64,7 @@ def blocks(page: Path) -> Iterator[Block]:
             before = ""
         if _MARK.match(line):
             marked = True
-    assert not marked, f"{page}: a mark without commands below it"
+    assert not marked, f"{page}: the mark has no commands below it"
 
 
 def commands_in(lines: Sequence[str]) -> str:

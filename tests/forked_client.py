@@ -24,11 +24,11 @@ READY = {  # what commands that serve print when they are ready
 
 def ask() -> int:
     """Run the command, and return its exit status."""
-    asked = json.dumps([sys.argv[1:], dict(os.environ), str(Path.cwd())]).encode()
+    request = json.dumps([sys.argv[1:], dict(os.environ), str(Path.cwd())]).encode()
     with socket.socket(socket.AF_UNIX) as there:
         there.connect(os.environ["FORKS"])
-        socket.send_fds(there, [len(asked).to_bytes(4, "big")], [0, 1, 2])
-        there.sendall(asked)
+        socket.send_fds(there, [len(request).to_bytes(4, "big")], [0, 1, 2])
+        there.sendall(request)
         signal.signal(signal.SIGTERM, lambda *_: there.send(b"e"))
         return int.from_bytes(there.recv(1) or b"\1", "big")
 

@@ -78,24 +78,24 @@ def guard(client: socket.socket) -> None:
     """Fork once more for the command, and send its status; never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, streams, _, _ = socket.recv_fds(client, 4, 3)
-    wanted, asked = int.from_bytes(size, "big"), b""
-    while len(asked) < wanted:
-        asked += client.recv(wanted - len(asked))
+    wanted, request = int.from_bytes(size, "big"), b""
+    while len(request) < wanted:
+        request += client.recv(wanted - len(request))
     command = os.fork()
     if not command:
         client.close()
-        run(*json.loads(asked), streams)
+        run(*json.loads(request), streams)
     for stream in streams:
         os.close(stream)
-    asked_to_end = math.inf
+    end_requested_s = math.inf
     while not (ended := os.waitpid(command, os.WNOHANG))[0]:
-        if time.monotonic() > asked_to_end + _END_S:
+        if time.monotonic() > end_requested_s + _END_S:
             os.killpg(command, signal.SIGKILL)
-        elif asked_to_end < math.inf:
+        elif end_requested_s < math.inf:
             time.sleep(_POLL_S)
         elif select.select([client], [], [], _POLL_S)[0]:
             client.recv(1)  # the client asks for the end or has ended
-            asked_to_end = time.monotonic()
+            end_requested_s = time.monotonic()
             os.kill(command, signal.SIGTERM)
     with suppress(OSError):
         client.sendall(bytes([os.waitstatus_to_exitcode(ended[1]) & 0xFF]))

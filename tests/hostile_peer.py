@@ -54,7 +54,7 @@ class RawStream:
         """Send a gRPC message with any content."""
         self._outgoing.put(message)
 
-    def tell(self, frame: Frame) -> None:
+    def send_frame(self, frame: Frame) -> None:
         """Send a whole frame in one message."""
         self.send(as_message(frame.kind, encode(frame)))
 
@@ -81,7 +81,7 @@ class HostileUnit:
 
     address: str
     _control: RawStream | None = None
-    _asked: int = 0
+    _clock_requests: int = 0
     troubles: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class HostileUnit:
                 self._control = RawStream(self.channel, CONTROL)
             except LinkError as error:
                 assert "RESOURCE_EXHAUSTED" in str(error), error
-                assert time.monotonic() < deadline, "the daemon stays occupied"
+                assert time.monotonic() < deadline, "the daemon remains busy"
                 time.sleep(0.005)
         return self._control
 
@@ -115,8 +115,8 @@ class HostileUnit:
 
     def settled(self) -> bool:
         """Wait until the daemon has processed all messages; return False if it ended the stream."""
-        self._asked += 1
-        self.control.tell(Frame(FrameKind.CLOCK, 0, self._asked, 0))
+        self._clock_requests += 1
+        self.control.send_frame(Frame(FrameKind.CLOCK, 0, self._clock_requests, 0))
         try:
             while not self._answers(self.control.receive()):
                 pass
@@ -127,13 +127,13 @@ class HostileUnit:
 
     def hop(self, session: str, neighbour: str) -> RawStream:
         """Open a hop stream under this neighbour's name."""
-        said = (SESSION, secret_for(session, neighbour)), (NEIGHBOUR, neighbour)
-        return RawStream(self.channel, HOP, said)
+        metadata = (SESSION, secret_for(session, neighbour)), (NEIGHBOUR, neighbour)
+        return RawStream(self.channel, HOP, metadata)
 
     def load(self, frames: Sequence[Frame]) -> bool:
         """Load a segment by LOAD and its PARTs; return False if the daemon ended the stream."""
         for frame in frames:
-            self.control.tell(frame)
+            self.control.send_frame(frame)
             if not self.settled():
                 return False
         return True
@@ -141,7 +141,7 @@ class HostileUnit:
     def _answers(self, frame: Frame) -> bool:
         if frame.kind == FrameKind.FAILED:
             self.troubles.append(json.loads(as_bytes(frame.tensors[0]))["message"])
-        return frame.kind == FrameKind.CLOCK and frame.step == self._asked
+        return frame.kind == FrameKind.CLOCK and frame.step == self._clock_requests
 
 
 def recorded(devices: int = 1) -> list[Frame]:

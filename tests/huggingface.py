@@ -77,11 +77,11 @@ CASES = [
     ],
 ]
 _POOLED = "roberta", "distilbert"
-_ALIKE = "xlm-roberta", "camembert", "qwen2", "marian"  # built like another family
+_SAME_DESIGN = "xlm-roberta", "camembert", "qwen2", "marian"  # built like another family
 
 
 def _stands_for_others(name: str, head: str) -> bool:
-    return name in SIZES.keys() - _ALIKE and (name in _POOLED) == (head == "pooled")
+    return name in SIZES.keys() - _SAME_DESIGN and (name in _POOLED) == (head == "pooled")
 
 
 # For properties that depend on the family: a case per family; `make test-thorough` adds the others.

@@ -142,8 +142,8 @@ def _report(
     delay_s = max((cost.ends_s for cost in costs), default=0.0)
     gammas = np.where(np.isin(np.arange(num_units), scheduled), 0.24, 1.24)
     after = tuple(map(float, np.maximum(queues + gammas - 0.84, 0)))
-    told = tuple(map(float, gammas)) if scheduled else ()
-    plan = RoundPlan(number, clusters, told, after, after, Certificate(1.0, 1.0, "exact", 0.01))
+    planned = tuple(map(float, gammas)) if scheduled else ()
+    plan = RoundPlan(number, clusters, planned, after, after, Certificate(1.0, 1.0, "exact", 0.01))
     loss = 5.5 * float(np.exp(-number / 60)) + 0.2 * float(rng.random())
     return RoundReport(
         round=number,

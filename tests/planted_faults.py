@@ -44,12 +44,12 @@ class Fault:
 def planted(faults: list[Fault]) -> Iterator[None]:
     """Check for a due fault at every frame of every daemon's streams."""
     send, receive, part_of = FrameStream.send, FrameStream.receive, Session._part_of
-    told = threading.excepthook
+    usual_hook = threading.excepthook
 
-    def untold(exception: threading.ExceptHookArgs) -> None:
+    def quiet_hook(exception: threading.ExceptHookArgs) -> None:
         """Report no thread that ended because of the fault itself."""
         if exception.exc_type is not SystemExit:
-            told(exception)
+            usual_hook(exception)
 
     def check(stream: FrameStream, sending: bool, before: bool, kind: str = "") -> None:
         for fault in faults:
@@ -63,8 +63,8 @@ def planted(faults: list[Fault]) -> Iterator[None]:
         check(stream, True, False, frame.kind.name)
 
     def faulty_receive(stream: FrameStream, timeout_s: float | None = None) -> Frame:
-        coming = stream._incoming[0][0].kind.name if stream._incoming else ""
-        check(stream, False, True, coming)
+        next_kind = stream._incoming[0][0].kind.name if stream._incoming else ""
+        check(stream, False, True, next_kind)
         frame = receive(stream, timeout_s)
         check(stream, False, False, frame.kind.name)
         return frame
@@ -80,5 +80,5 @@ def planted(faults: list[Fault]) -> Iterator[None]:
         patch.setattr(FrameStream, "send", faulty_send)
         patch.setattr(FrameStream, "receive", faulty_receive)
         patch.setattr(Session, "_part_of", faulty_part)
-        patch.setattr(threading, "excepthook", untold)
+        patch.setattr(threading, "excepthook", quiet_hook)
         yield

@@ -78,8 +78,10 @@ def tensors(run_dir: Path) -> dict[str, Tensor]:
 
 def differing(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
     """Return the names of tensors that are missing on one side or differ in any bit."""
-    odd = sorted(found.keys() ^ expected.keys())
-    return odd + [name for name in found if name in expected and not _same(found, expected, name)]
+    unmatched = sorted(found.keys() ^ expected.keys())
+    return unmatched + [
+        name for name in found if name in expected and not _same(found, expected, name)
+    ]
 
 
 def _same(found: dict[str, Tensor], expected: dict[str, Tensor], name: str) -> bool:

@@ -10,7 +10,7 @@ from collapipe.state import Estimates
 def round_report(number: int = 1, **fields: Any) -> RoundReport:
     """Return a report in which the clock shows 12 s and nothing else happened, except
     ``fields``."""
-    nothing: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "plan": RoundPlan(number, ()),
         "cost": RoundCost(0.0, ()),
         "clock_s": 12.0,
@@ -29,4 +29,4 @@ def round_report(number: int = 1, **fields: Any) -> RoundReport:
         "bytes_down": 0,
         "seconds": {},
     }
-    return RoundReport(round=number, **(nothing | fields))
+    return RoundReport(round=number, **(defaults | fields))

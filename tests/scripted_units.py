@@ -39,8 +39,8 @@ class ScriptedUnits:
             return Message(records.pack_evaluation(none), reply_to=message)
         reply = app(message, context)
         if kind == records.STATE:
-            told = records.unpack_state(reply.content)
-            self._states[told.unit] = cast(ClusterState, told.state)
+            state_reply = records.unpack_state(reply.content)
+            self._states[state_reply.unit] = cast(ClusterState, state_reply.state)
         return reply
 
     def _trained(self, message: Message, context: Context) -> RecordDict:

@@ -19,7 +19,7 @@ def law_of(
     times = dict.fromkeys(
         ("embedding_forward_s", "embedding_backward_s", "submit_s", "send_s", "head_s"), 0.0
     )
-    nothing = {**times, "head_pace_s": 0.0, "overhead_s": 0.0, "present": (*names,)}
+    defaults = {**times, "head_pace_s": 0.0, "overhead_s": 0.0, "present": (*names,)}
     stages = stages_of(values.pop("blocks", {}))
     send_s = float(values.get("send_s", 0.0))
     return StepLaw(
@@ -27,7 +27,7 @@ def law_of(
         devices={name: DeviceTimes(1 / 3, send_s, host) for name, host in hosts.items()},
         host=HOST,
         cores=dict.fromkeys([HOST, *hosts.values()], cores),
-        **{**nothing, "stages": stages, **values},
+        **{**defaults, "stages": stages, **values},
     )
 
 

@@ -74,11 +74,11 @@ def test_an_exact_upload_leaves_no_residual(
     upload = ("compression.upload=auto", "channel.bandwidth_hz=[1e4,1e4]", "federation.rounds=6")
     run(tmp_path, *upload, "federation.num_units=1", "strategy.drift_weight=0.2")
     following = list(itertools.pairwise(calls))
-    owes = {before: owed for (before, _), (_, owed) in following}
-    assert owes == {"int8": True, "float32": False}
+    residual_after = {before: has_residual for (before, _), (_, has_residual) in following}
+    assert residual_after == {"int8": True, "float32": False}
     assert ("float32", True) in calls  # an exact upload included a residual
     assert measured == [
-        owed for _, owed in calls
+        has_residual for _, has_residual in calls
     ]  # errors are measured with the residual that is sent
 
 

@@ -51,11 +51,11 @@ def test_splitfed_has_the_weights_and_predictions_of_collapipe(
     assert_close(uncut(cut), whole, 1e-9)
     assert len(load_model(tmp_path / "cut")[1].blocks) == int(options[0].partition("=")[2])
     capsys.readouterr()
-    said = []
+    printed = []
     for name in ("cut", "whole"):
         predict_texts(tmp_path / name, [TEXTS], ())
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] != ""
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
 
 
 @pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.thorough), "lora"])

@@ -42,7 +42,7 @@ from collapipe.flower.inline_grid import InlineGrid
 UNITS = ["berlin", "rome"]
 LOST = 2  # rome is killed when this round begins; if there are four rounds, it returns in the last
 _GOODBYE_S = 1.0  # for the server to notice that a unit was killed or has started
-_GONE = 5  # Flower's error code for an unavailable node
+_UNAVAILABLE = 5  # Flower's error code for an unavailable node
 # No model of transformers: six processes would import it, each for two seconds of a core.
 MODEL = "task=multi30k", *(each for each in TINY if "_rows" not in each), "model.num_blocks=2"
 
@@ -78,8 +78,8 @@ class Processes:
     def wait_for(self, name: str, words: str, times: int = 1) -> None:
         """Wait until the log contains ``words`` at least ``times`` times."""
         while (self._folder / f"{name}.log").read_text().count(words) < times:
-            said = (self._folder / f"{name}.log").read_text()
-            assert self.running[name].poll() is None, said
+            log = (self._folder / f"{name}.log").read_text()
+            assert self.running[name].poll() is None, log
             time.sleep(0.1)
 
 
@@ -101,7 +101,7 @@ class Losing(InlineGrid):
         if message.metadata.message_type == "train":
             self._trained[unit] += 1
             if (unit, self._trained[unit]) == (1, LOST):
-                return Message(Error(_GONE, "not there"), reply_to=message)
+                return Message(Error(_UNAVAILABLE, "not there"), reply_to=message)
         return app(message, context)
 
 
@@ -136,7 +136,7 @@ def test_a_deployed_federation_has_the_weights_of_one_in_this_process(
                 inventory(unit / "boxes.yaml", boxes, max_blocks=1)
                 with (unit / "unit.yaml").open("a") as file:
                     file.write("cluster: {file: boxes.yaml}\n")
-        told = overrides(tmp_path, len(trained_in))
+        options = overrides(tmp_path, len(trained_in))
         run_dir = tmp_path / "deployed"
         with Processes(tmp_path) as there:
             there.start("server", "deploy", "serve", folder.root)
@@ -151,7 +151,7 @@ def test_a_deployed_federation_has_the_weights_of_one_in_this_process(
             killer = threading.Thread(target=lose, args=losing, daemon=True)
             killer.start()
             deployed = "runtime=deployment", f"runtime.federation={folder.root}"
-            run_job([*told, *deployed, f"hydra.run.dir={run_dir}"])
+            run_job([*options, *deployed, f"hydra.run.dir={run_dir}"])
             killer.join()
             assert {kept.stat().st_mode & 0o777 for kept in own[1].glob("kept/rome/*")} == {0o600}
             ((units_then, runs_then),) = seen
@@ -164,7 +164,7 @@ def test_a_deployed_federation_has_the_weights_of_one_in_this_process(
             assert (
                 f"collapipe_round {len(trained_in)}.0" in figures and "collapipe_devices" in figures
             )
-        local = [*told, f"hydra.run.dir={tmp_path / 'local'}"]
+        local = [*options, f"hydra.run.dir={tmp_path / 'local'}"]
         monkeypatch.setenv(SERVER_FOLDER, str(folder.root))  # whose certificate the units expect
         names = dict(enumerate(UNITS, 2))  # nodes of a grid in one process have no certificates
         monkeypatch.setattr("server_app.training.signed_names", lambda of: names)
@@ -204,8 +204,8 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
     context = ssl.create_default_context(cafile=str(folder.trusted))
-    told = urllib.request.urlopen(f"https://127.0.0.1:{port}{ADMITTED}1", context=context)
-    assert not json.loads(told.read())["admitted"]
+    response = urllib.request.urlopen(f"https://127.0.0.1:{port}{ADMITTED}1", context=context)
+    assert not json.loads(response.read())["admitted"]
     with pytest.raises(HTTPError, match="401"):
         urllib.request.urlopen(f"https://127.0.0.1:{port}/v1/fleet/x", b"unsigned", context=context)
     assert (folder.flower_home / "superlink.log").read_text().count("127.0.0.1 is refused") == 2

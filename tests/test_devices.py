@@ -85,8 +85,8 @@ def run_on_devices(
 
 def lost_devices(run_dir: Path) -> set[str]:
     """Return the devices that a round lost, or was planned without."""
-    told = json.dumps([line["events"] for line in lines(run_dir)])
-    found = re.findall(r"(?:\"lost|;) (device-\d) \(|planned without (device-\d):", told)
+    events = json.dumps([line["events"] for line in lines(run_dir)])
+    found = re.findall(r"(?:\"lost|;) (device-\d) \(|planned without (device-\d):", events)
     return {name for names in found for name in names if name}
 
 
@@ -138,8 +138,8 @@ def test_a_run_on_daemons_equals_the_run_in_one_process(tmp_path: Path, chosen: 
     last = lines(tmp_path / "real")[-1]
     for each in last["devices"]["0"]:
         assert f"unit 0, {each['name']}" in page
-    told = dict(describe(read_run(tmp_path / "real"), 0.0))
-    assert {f"device-{k}" for k in range(len(held(last)))} <= told.keys()
+    described = dict(describe(read_run(tmp_path / "real"), 0.0))
+    assert {f"device-{k}" for k in range(len(held(last)))} <= described.keys()
 
 
 def test_vanilla_fl_on_daemons_is_one_shared_stage(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ def test_losing_a_device_changes_no_bit_and_later_plans_omit_it(tmp_path: Path) 
     if "device-1" in held(first):
         (event,) = first["events"]["0"]
         assert "device-1" in event
-    (told,) = later[0]["events"]["0"]
-    assert "planned without device-1" in told and "Connection refused" in told
+    (reason,) = later[0]["events"]["0"]
+    assert "planned without device-1" in reason and "Connection refused" in reason
     assert all(each.address not in json.dumps(lines(tmp_path / "real")) for each in there)
     assert later[1]["events"] == {}
     assert_same(real, simulated)

@@ -80,8 +80,8 @@ def check(whole: bool, program: str, *arguments: str) -> None:
     shown = shlex.join([program, *arguments])
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        asked = {each for each in arguments if "=" not in each}
-        assert asked <= {*targets}, shown
+        named = {each for each in arguments if "=" not in each}
+        assert named <= {*targets}, shown
     elif program == "pip":
         files = [name for name in arguments if name.endswith(".txt")]
         assert all((ROOT / name).exists() for name in files), shown

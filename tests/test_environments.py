@@ -143,12 +143,12 @@ def test_a_command_in_any_environment_prints_errors_without_tracebacks(
         errors="replace",
         timeout=_WAIT_S,
     )
-    said = ended.stdout + ended.stderr
-    assert "Traceback" not in said, said
-    assert ended.returncode in {STATUSES.get(name, 0), *PLACES[place].statuses}, said
+    output = ended.stdout + ended.stderr
+    assert "Traceback" not in output, output
+    assert ended.returncode in {STATUSES.get(name, 0), *PLACES[place].statuses}, output
     if ended.returncode:
         lines = ended.stderr.strip().splitlines()  # one for each device that cannot be reached
-        assert len(lines) <= 1 or all(line.startswith("error: ") for line in lines), said
+        assert len(lines) <= 1 or all(line.startswith("error: ") for line in lines), output
 
 
 def still_running(processes: Sequence[psutil.Process], within_s: float) -> list[psutil.Process]:

@@ -156,9 +156,9 @@ def test_a_failed_evaluation_is_excluded_and_reported(
         assert "no memory" in on_units["failures"]["0"]
         assert on_units["failures"]["1"].startswith("WireError: reported rows")
         assert line["metric"]["signature"].endswith("of 1 unit")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "on 3 rows of 1 unit" in said
-    assert "round 1/2 evaluated without unit 0: ClientApp" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "on 3 rows of 1 unit" in printed
+    assert "round 1/2 evaluated without unit 0: ClientApp" in printed
 
 
 def test_the_evaluation_of_a_silent_unit_is_excluded_and_reported(tmp_path: Path) -> None:
@@ -167,16 +167,18 @@ def test_the_evaluation_of_a_silent_unit_is_excluded_and_reported(tmp_path: Path
     grid = grid_of(settings, scripted_units(evaluates=True))
     silent = list(grid.get_node_ids())[1]
 
-    def heard(messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        came = InlineGrid.send_and_receive(grid, messages, timeout=timeout)
-        kinds = [(each.metadata.message_type, each.metadata.src_node_id) for each in came]
+    def without_silent(
+        messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        replies = InlineGrid.send_and_receive(grid, messages, timeout=timeout)
+        kinds = [(each.metadata.message_type, each.metadata.src_node_id) for each in replies]
         return [
             each
-            for each, kind in zip(came, kinds, strict=True)
+            for each, kind in zip(replies, kinds, strict=True)
             if kind != (records.EVALUATE, silent)
         ]
 
-    grid.send_and_receive = heard  # type: ignore[method-assign]
+    grid.send_and_receive = without_silent  # type: ignore[method-assign]
     train(grid, settings)
     for line in lines(tmp_path):
         assert line["units"] == [0, 1, 2]

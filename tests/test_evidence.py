@@ -115,12 +115,12 @@ def rounds_to(number: float | None, text: str) -> bool:
     return number is not None and abs(number - as_number(text)) <= 0.51 * 10**-digits
 
 
-SAID = {"command", "machine", "load", "seeds", "commit", "columns", "rows"}
+FIELDS = {"command", "machine", "load", "seeds", "commit", "columns", "rows"}
 
 
 def test_a_new_record_states_how_it_was_measured() -> None:
     found = json.loads(json.dumps(record("quiet", range(2), ("side", "s"), [("ours", "1.5")])))
-    assert {*found} == SAID | {"date"}
+    assert {*found} == FIELDS | {"date"}
     assert found["load"].startswith("quiet; ")
     assert re.fullmatch("[0-9a-f]{8,}|unknown", found["commit"])
     assert (found["seeds"], found["columns"]) == ([0, 1], ["side", "s"])
@@ -130,5 +130,5 @@ def test_a_new_record_states_how_it_was_measured() -> None:
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
 def test_a_result_states_how_it_was_measured(file: Path) -> None:
     found = json.loads(file.read_text())
-    assert {*found} >= SAID
+    assert {*found} >= FIELDS
     assert {len(row) for row in found["rows"]} == {len(found["columns"])}

@@ -245,7 +245,7 @@ def test_an_exported_model_with_a_stem_encodes_like_the_trained_one(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["adapter.last_blocks=7"], r"adapter\.last_blocks=7: .* 1 … 6"),
         (["adapter.last_blocks=0"], r"adapter\.last_blocks=0: must be at least 1"),
@@ -254,7 +254,7 @@ def test_an_exported_model_with_a_stem_encodes_like_the_trained_one(tmp_path: Pa
         (["adapter.last_blocks=2", "framework=splitfed"], r"framework\.cut=1: .* null"),
     ],
 )
-def test_the_error_for_invalid_stem_options_is_one_line(options: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_the_error_for_invalid_stem_options_is_one_line(options: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         config.load_overrides(["adapter=lora", *options])
     assert "\n" not in str(caught.value)

@@ -118,7 +118,7 @@ def test_a_run_with_narrow_weights_can_resume_predict_and_export(
     predict_texts(tmp_path / "whole", [["the small"]], ())
     assert capsys.readouterr().out
     export_run(tmp_path / "whole", tmp_path / "out", ())
-    told = {"null": "bfloat16", "nf4": "nf4"}[quantization]
-    assert f"kept in {told}" in capsys.readouterr().out
+    precision = {"null": "bfloat16", "nf4": "nf4"}[quantization]
+    assert f"kept in {precision}" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert {each.dtype for each in model.parameters()} == {torch.float32}

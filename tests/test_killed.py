@@ -33,7 +33,7 @@ def test_a_run_killed_between_any_two_writes_resumes_exactly(tmp_path: Path) -> 
             assert outcome(run_dir) == expected, run_dir
             resumed.add(names[-1])
     assert resumed == {"000001", "000002"}
-    assert len(killed) > 30, "a watch that sees no writes"
+    assert len(killed) > 30, "too few writes were observed"
 
 
 @pytest.mark.thorough
@@ -61,7 +61,7 @@ def test_a_killed_process_can_be_resumed_exactly(tmp_path: Path) -> None:
         while not (killed / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL, "ended before it was killed"
+    assert process.returncode == -signal.SIGKILL, "the process ended before it was killed"
     world = World(tmp_path, *options)
     world.run(whole)
     world.run(killed, CheckpointFolder(killed).names()[-1])

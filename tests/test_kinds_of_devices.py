@@ -155,12 +155,12 @@ def test_a_model_predicts_the_same_on_the_device(second: torch.device, task: str
     tokenizer = build_tokenizer(settings)
     for device in (second, CPU):
         model = initial_model(settings, tokenizer).eval().to(device)
-        asked: Any = Predictor(model, settings.task, tokenizer, scored=True)
+        predictor: Any = Predictor(model, settings.task, tokenizer, scored=True)
         if task == "causal_lm":
             whole = assembled(settings.model, tokenizer.vocabulary, model.state_dict()).to(device)
-            asked = Generator(whole, settings.task, tokenizer, Decoding(3), scored=True)
+            predictor = Generator(whole, settings.task, tokenizer, Decoding(3), scored=True)
         evaluation = Evaluator(settings.task, rows, tokenizer).evaluate(model)
-        found.append((evaluation, list(asked.predict(["3 May 2020", "a pot of tea"]))))
+        found.append((evaluation, list(predictor.predict(["3 May 2020", "a pot of tea"]))))
     assert found[0] == found[1]
 
 

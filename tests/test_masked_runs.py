@@ -253,9 +253,9 @@ def test_a_unit_that_reveals_wrong_shares_does_not_change_the_sum_and_is_logged(
     def lying(message: Message, context: Context) -> Message:
         reply, unit = client_app(message, context), context.node_config["partition-id"]
         if message.metadata.message_type == records.UNMASK and unit == 2:
-            told = records.unpack(UnmaskReply, reply.content)
-            wrong = dict.fromkeys(told.shares, bytes(SHARE_BYTES))
-            reply.content = records.pack(replace(told, shares=wrong))
+            unpacked = records.unpack(UnmaskReply, reply.content)
+            wrong = dict.fromkeys(unpacked.shares, bytes(SHARE_BYTES))
+            reply.content = records.pack(replace(unpacked, shares=wrong))
         return reply
 
     found = run(tmp_path / "run", *MASKED, client=lying)  # type: ignore[arg-type]
@@ -288,11 +288,11 @@ def test_a_round_below_the_threshold_is_skipped_with_a_reason(tmp_path: Path) ->
     spoilers = [lost(kind, 0, 1) for kind in kinds]  # each kind is first sent a round later
     client = Watched(lambda *arguments: any(spoil(*arguments) for spoil in spoilers))
     found = run(tmp_path / "run", *MASKED, "federation.rounds=6", client=client)  # type: ignore[arg-type]
-    told = lines(tmp_path / "run")
-    assert [line["units"] for line in told] == [[], [], [], [], [], [0, 1, 2]]
-    assert all("privacy.threshold" in str(line["skipped"]) for line in told[:4])
-    assert "shares" in str(told[4]["skipped"])
-    assert told[5]["skipped"] is None
+    reports = lines(tmp_path / "run")
+    assert [line["units"] for line in reports] == [[], [], [], [], [], [0, 1, 2]]
+    assert all("privacy.threshold" in str(line["skipped"]) for line in reports[:4])
+    assert "shares" in str(reports[4]["skipped"])
+    assert reports[5]["skipped"] is None
     assert found
 
 
@@ -301,19 +301,19 @@ def test_unreadable_shares_skip_rounds_but_do_not_end_the_run(
 ) -> None:
     """Unit 1 sends such shares and fails in training, so its masks stay in the sum. Two rounds are
     skipped; the reason names unit 1, and no other unit fails."""
-    asked = list[str]()
+    requests = list[str]()
 
     def lying(message: Message, context: Context) -> Message:
-        if int(context.node_config["partition-id"]) != 1 or asked.count(records.MASK_KEYS) > 2:
+        if int(context.node_config["partition-id"]) != 1 or requests.count(records.MASK_KEYS) > 2:
             return client_app(message, context)
-        asked.append(message.metadata.message_type)
+        requests.append(message.metadata.message_type)
         if message.metadata.message_type == records.TRAIN:
             raise OSError("the battery is empty")
         reply = client_app(message, context)
         if message.metadata.message_type == records.MASK_SHARES:
-            told = records.unpack(SharesReply, reply.content)
-            sealed = {unit: bytes(len(each)) for unit, each in told.sealed.items()}
-            reply.content = records.pack(replace(told, sealed=sealed))
+            unpacked = records.unpack(SharesReply, reply.content)
+            sealed = {unit: bytes(len(each)) for unit, each in unpacked.sealed.items()}
+            reply.content = records.pack(replace(unpacked, sealed=sealed))
         return reply
 
     run(tmp_path / "run", *MASKED, "federation.rounds=3", client=lying)  # type: ignore[arg-type]
@@ -323,22 +323,22 @@ def test_unreadable_shares_skip_rounds_but_do_not_end_the_run(
         assert line["units"] == []
         assert str(line["skipped"]).endswith("wrong shares came from: unit 1")
         assert {*line["failures"]} == {"1"}  # type: ignore[misc]
-    told = "round 1: unit 0 cannot open the shares of unit 1; unit 2 cannot open the shares of"
-    assert told in caplog.text
+    expected = "round 1: unit 0 cannot open the shares of unit 1; unit 2 cannot open the shares of"
+    assert expected in caplog.text
 
 
 def test_an_oversized_reply_excludes_its_unit_from_the_round(tmp_path: Path) -> None:
     def padding(message: Message, context: Context) -> Message:
         reply, unit = client_app(message, context), context.node_config["partition-id"]
         if message.metadata.message_type == records.MASK_KEYS and unit == 1:
-            for told in reply.content.config_records.values():
-                told["json"] = f"{told['json']}{' ' * records.REPLY_BYTES}"
+            for record in reply.content.config_records.values():
+                record["json"] = f"{record['json']}{' ' * records.REPLY_BYTES}"
         return reply
 
     run(tmp_path / "run", *MASKED, "federation.rounds=1", client=padding)  # type: ignore[arg-type]
-    (told,) = lines(tmp_path / "run")
-    assert told["units"] == [0, 2]
-    assert "bytes of JSON, at most 4,096" in str(told["failures"])
+    (report,) = lines(tmp_path / "run")
+    assert report["units"] == [0, 2]
+    assert "bytes of JSON, at most 4,096" in str(report["failures"])
 
 
 def test_a_corrupt_vector_skips_the_round_and_a_short_one_excludes_its_unit(
@@ -350,7 +350,7 @@ def test_a_corrupt_vector_skips_the_round_and_a_short_one_excludes_its_unit(
     def short(sent: Tensors, trained: Tensors) -> Tensors:
         return {name: each[1:] for name, each in trained.items()}
 
-    told = list[dict[str, object]]()
+    reports = list[dict[str, object]]()
     for lie, ends in (
         (nonsense, pytest.raises(RoundFailedError, match=r"all rounds \(1\) were skipped")),
         (
@@ -361,10 +361,10 @@ def test_a_corrupt_vector_skips_the_round_and_a_short_one_excludes_its_unit(
         folder = tmp_path / lie.__name__
         with ends:
             run(folder, *MASKED, client=Lying(lie, {1}))  # type: ignore[arg-type]
-        told += lines(folder)
-    assert [line["units"] for line in told] == [[], [0, 2]]
-    assert "norm" in str(told[0]["skipped"])
-    assert told[1]["failures"].keys() == {"1"}  # type: ignore[attr-defined]
+        reports += lines(folder)
+    assert [line["units"] for line in reports] == [[], [0, 2]]
+    assert "norm" in str(reports[0]["skipped"])
+    assert reports[1]["failures"].keys() == {"1"}  # type: ignore[attr-defined]
 
 
 def test_a_corrupt_sum_spends_epsilon_only_if_units_add_the_noise(
@@ -412,9 +412,9 @@ def test_the_sum_contains_the_units_noise(
     noisy, plain = run(tmp_path / "noisy", *MASKED, *NOISY), weights(folder)
     noise = torch.cat([(noisy[name] - plain[name]).flatten() for name in sorted(plain)])
     assert float(noise.std()) == pytest.approx(0.5 * BOUND * math.sqrt(3) / 3, rel=0.05)
-    told = json.loads((tmp_path / "noisy" / "summary.json").read_text())["privacy"]
-    assert told["epsilon"] > 1
-    assert told["noise"] == "privacy.noise_seed=1"
+    privacy = json.loads((tmp_path / "noisy" / "summary.json").read_text())["privacy"]
+    assert privacy["epsilon"] > 1
+    assert privacy["noise"] == "privacy.noise_seed=1"
 
 
 def test_int8_adapters_carry_the_noise_of_the_server_or_the_units(tmp_path: Path) -> None:
@@ -434,11 +434,11 @@ def test_int8_adapters_carry_the_noise_of_the_server_or_the_units(tmp_path: Path
 
 def test_of_15_units_one_may_fail_at_each_stage(tmp_path: Path) -> None:
     kinds = [records.MASK_KEYS, records.MASK_SHARES, records.TRAIN]
-    gone = [
+    dropped = [
         lost(kind, unit) for unit, kind in enumerate([*kinds, records.SURVIVORS, records.UNMASK])
     ]
     options = "federation.num_units=15", "strategy=all", "batch_size=2"
-    client = Watched(lambda *told: any(each(*told) for each in gone))
+    client = Watched(lambda *arguments: any(each(*arguments) for each in dropped))
     masked = run(tmp_path / "masked", *MASKED, *options, client=client)  # type: ignore[arg-type]
     assert lines(tmp_path / "masked")[0]["units"] == [*range(3, 15)]
     absent = Watched(lost(records.TRAIN, 0, 1, 2))

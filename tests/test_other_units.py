@@ -44,7 +44,7 @@ class Federation:
 
     def run(self, run_dir: Path, there: Mapping[str, int], resume: str | None = None) -> Path:
         """Train with these owners, whose files have these numbers and different rows."""
-        told = [*self._options, f"hydra.run.dir={run_dir}"]
+        options = [*self._options, f"hydra.run.dir={run_dir}"]
         files = [self._file(name, number) for name, number in there.items()]
         units = scripted_units()
 
@@ -52,8 +52,8 @@ class Federation:
             place = int(context.node_config["partition-id"])
             name, number = list(there.items())[place]
             kind = message.metadata.message_type
-            asked, code = self.late.get(name, ("", 0))
-            if asked == kind:
+            late_kind, code = self.late.get(name, ("", 0))
+            if late_kind == kind:
                 del self.late[name]
                 return Message(Error(code, "not there"), reply_to=message)
             if kind == records.TRAIN and self.leaves.get(name, 9) <= int(message.metadata.group_id):
@@ -68,7 +68,7 @@ class Federation:
             return reply
 
         grid = InlineGrid(client, len(there))  # type: ignore[arg-type]
-        train(grid, load_overrides(told), resume)
+        train(grid, load_overrides(options), resume)
         return run_dir
 
     def _file(self, name: str, number: int) -> Path:
@@ -117,9 +117,9 @@ def test_a_run_resumes_with_other_units(
     assert federation.words == dict.fromkeys(there, 0)
     assert read_tokenizer(run_dir / "model").pack() == tokenizer
     assert all(weight.isfinite().all() for weight in weights(run_dir).values())
-    said = capsys.readouterr().out
-    assert ("new: cyd" in said) == ("cyd" in there)
-    assert "missing: bob" in said
+    printed = capsys.readouterr().out
+    assert ("new: cyd" in printed) == ("cyd" in there)
+    assert "missing: bob" in printed
     parts = [CheckpointFolder(run_dir).read(name) for name in ("000002", "000004")]
     bobs = [flat(part.training.units[1]) for part in parts]
     assert differing(*bobs) == [] != [*bobs[0]]

@@ -147,7 +147,7 @@ def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: P
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "says"),
+    ("right", "wrong", "message"),
     [
         ("def splits(self, seed)", "def splits(self)", r"Reverse: splits must take \(seed\); col"),
         ("def score(self, ", "def score(self, more, ", r"score must take \(statistics\); "),
@@ -160,12 +160,12 @@ def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: P
     ],
 )
 def test_a_faulty_task_is_reported_in_one_line(
-    own: Path, right: str, wrong: str, says: str
+    own: Path, right: str, wrong: str, message: str
 ) -> None:
     name = own.name  # a new name for each case, because modules stay imported
     assert TASK.count(right) == 1
     (own / f"{name}.py").write_text(TASK.replace(right, wrong))
-    with pytest.raises(CollaPipeError, match=says) as caught:
+    with pytest.raises(CollaPipeError, match=message) as caught:
         run(own / "run", f"task._target_={name}.Reverse", "federation.rounds=1")
     assert "\n" not in str(caught.value)
 

@@ -105,11 +105,11 @@ def test_a_federation_trains_on_rows_that_the_server_cannot_open(tmp_path: Path)
     theirs = written(tmp_path / "theirs" / "rows.csv", 25, 5, "topic")
     file = theirs.with_name("unit.yaml")
     file.write_text("name: paris\ndata: {train_file: rows.csv, label_column: topic}\n")
-    told = overrides(tmp_path)
+    options = overrides(tmp_path)
     with only_units_open(mine, theirs) as opened:
         train(
             grid_of([{"data": str(mine), "name": "rome"}, {"owner": str(file)}]),
-            load_overrides(told),
+            load_overrides(options),
         )
         assert opened == {str(mine): {"unit-0"}, str(theirs): {"unit-1"}}
     shards = json.loads((tmp_path / "run" / "shards.json").read_text())
@@ -144,8 +144,8 @@ def test_a_message_reads_the_owners_options_once(
     mine, counts = written(tmp_path / "rows.csv", 30), dict[str, set[int]]()
     monkeypatch.setattr(owner, "load_settings", counted)
     options = "federation.num_units=1", "federation.rounds=2", "federation.checkpoint_every=1"
-    told = load_overrides(overrides(tmp_path, *options))
-    train(InlineGrid(client, 1), told)  # type: ignore[arg-type]
+    settings = load_overrides(overrides(tmp_path, *options))
+    train(InlineGrid(client, 1), settings)  # type: ignore[arg-type]
     assert counts.pop(records.FROZEN, {0}) == {0}
     assert counts == {kind: {1} for kind in counts} and counts.keys() >= {records.TRAIN}
 
@@ -153,38 +153,38 @@ def test_a_message_reads_the_owners_options_once(
 def test_a_server_in_one_process_with_its_units_opens_no_training_rows(tmp_path: Path) -> None:
     """The partitioner runs in each unit. Owners' files with the same rows give the same model."""
     file = written(tmp_path / "rows.csv", 30)
-    told = overrides(tmp_path, f"data.train_file={file}", "data.shuffle=false")
+    options = overrides(tmp_path, f"data.train_file={file}", "data.shuffle=false")
     with only_units_open(file):
-        train(grid_of([{}, {}]), load_overrides(told))
+        train(grid_of([{}, {}]), load_overrides(options))
     halves = [written(tmp_path / f"{n}.csv", 15 * n + 15, 15 * n) for n in (0, 1)]
-    told = overrides(tmp_path / "owned", "data.shuffle=false")
-    train(grid_of([{"data": str(half)} for half in halves]), load_overrides(told))
+    options = overrides(tmp_path / "owned", "data.shuffle=false")
+    train(grid_of([{"data": str(half)} for half in halves]), load_overrides(options))
     here, there = weights(tmp_path / "run"), weights(tmp_path / "owned" / "run")
     assert [name for name in here if not torch.equal(here[name], there[name])] == []
 
 
 def test_the_process_that_starts_a_simulation_opens_no_training_rows(tmp_path: Path) -> None:
     file = written(tmp_path / "rows.csv", 30)
-    told = overrides(tmp_path, f"data.train_file={file}", "runtime=simulation")
+    options = overrides(tmp_path, f"data.train_file={file}", "runtime=simulation")
     with only_units_open(file), patch("collapipe.cli.simulation.run_simulation") as started:
-        run_job(told)
+        run_job(options)
     assert started.called
 
 
 def test_a_server_without_evaluation_files_opens_no_training_rows(tmp_path: Path) -> None:
     """The units hold out some of their training rows."""
     file = written(tmp_path / "rows.csv", 60)
-    told = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
+    options = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
     with only_units_open(file):
-        train(grid_of([{}, {}]), load_overrides(told))
+        train(grid_of([{}, {}]), load_overrides(options))
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["on_units"]["rows"] == {"0": 3, "1": 3}
-    planned = [*told[:-1], f"hydra.run.dir={tmp_path / 'planned'}", "framework.train=false"]
+    planned = [*options[:-1], f"hydra.run.dir={tmp_path / 'planned'}", "framework.train=false"]
     with patch("server_app.training.load_server_rows") as opened:  # units may have cached the file
         train(grid_of([{}, {}]), load_overrides(planned))
     assert not opened.called
     with pytest.raises(ConfigError, match=r"data\.validation_file is not set.*where=units"):
-        load_overrides([*told, "evaluation.where=server"])
+        load_overrides([*options, "evaluation.where=server"])
 
 
 @pytest.mark.parametrize(
@@ -260,11 +260,11 @@ def test_a_unit_with_credentials_trusts_only_its_authority(tmp_path: Path) -> No
     file.write_text(server + "data: {train_file: rows.csv}\n")
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "authority.pem").write_bytes(b"authority")
-    told = LinkAddress("[2001:db8::1]:8001", b"", "", b"key", b"own", "token")
-    trusted = owner.trusted_link(told, {"owner": str(file)})
-    assert trusted == replace(told, server_certificate=b"authority", server_name="2001:db8::1")
+    address = LinkAddress("[2001:db8::1]:8001", b"", "", b"key", b"own", "token")
+    trusted = owner.trusted_link(address, {"owner": str(file)})
+    assert trusted == replace(address, server_certificate=b"authority", server_name="2001:db8::1")
     with pytest.raises(OwnerError, match="authority"):
-        owner.trusted_link(replace(told, server_certificate=b"pem"), {"owner": str(file)})
+        owner.trusted_link(replace(address, server_certificate=b"pem"), {"owner": str(file)})
 
 
 def test_units_refuse_a_server_with_a_training_file_before_it_opens_the_file(
@@ -272,11 +272,11 @@ def test_units_refuse_a_server_with_a_training_file_before_it_opens_the_file(
 ) -> None:
     """Without evaluation files, the server would open the training file; units refuse it first."""
     file = written(tmp_path / "rows.csv", 40)
-    told = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
+    options = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
     nodes = [{"data": str(written(tmp_path / f"{unit}.csv", 9))} for unit in (0, 1)]
     with only_units_open(file) as opened:
         with pytest.raises(RoundFailedError, match=r"data\.train_file is the owner's choice"):
-            train(grid_of(nodes), load_overrides(told))
+            train(grid_of(nodes), load_overrides(options))
         assert opened == {str(file): set()}
 
 
@@ -291,7 +291,7 @@ clusters:
 
 
 @pytest.mark.parametrize(
-    ("options", "size", "told"),
+    ("options", "size", "sends_words"),
     [
         (["data.tokenizer=federated"], 280, True),
         ([], 280, True),
@@ -300,7 +300,7 @@ clusters:
     ids=["federated", "null", "bytes"],
 )
 def test_a_run_without_a_given_tokeniser_makes_one(
-    tmp_path: Path, options: list[str], size: int, told: bool
+    tmp_path: Path, options: list[str], size: int, sends_words: bool
 ) -> None:
     """The tokeniser has the words that units report, or bytes, for which units report no words."""
     mine = written(tmp_path / "mine.csv", 30)
@@ -309,7 +309,7 @@ def test_a_run_without_a_given_tokeniser_makes_one(
     (tmp_path / "unit.yaml").write_text(f"data: {{train_file: {mine.name}}}\n")
     settings = owner.load_settings(load_overrides(run).text, node)
     answer = report_rows(settings, 0)
-    assert bool(answer.words) == told
+    assert bool(answer.words) == sends_words
     tokenizer = make_tokenizer(load_overrides(run), [answer])
     assert tokenizer.vocabulary.size == size
     assert tokenizer.labels == ("a", "b")
@@ -344,8 +344,8 @@ def test_an_owner_file_sets_the_units_devices_and_threads(tmp_path: Path) -> Non
         "data: {train_file: mine.csv, max_train_samples: 7, tokenizer_min_rows: 2}\n"
         "cluster: {file: boxes.yaml}\npipeline: {threads: 2}\nruntime: {torch_device: cpu}\n"
     )
-    told = overrides(tmp_path, "cluster=edge", "cluster.num_devices=5", "pipeline.threads=8")
-    node, run = {"owner": str(file)}, [*told, "data.tokenizer_min_rows=3"]
+    options = overrides(tmp_path, "cluster=edge", "cluster.num_devices=5", "pipeline.threads=8")
+    node, run = {"owner": str(file)}, [*options, "data.tokenizer_min_rows=3"]
     settings = owner.load_settings(load_overrides(run).text, node)
     assert (settings.pipeline.threads, settings.data.validation_file) == (2, None)
     assert len(load_shard(settings, 1)) == 7
@@ -356,7 +356,7 @@ def test_an_owner_file_sets_the_units_devices_and_threads(tmp_path: Path) -> Non
     cluster = settings.build("cluster")
     assert [each.name for each in cluster.draw(COST, 1, np.random.default_rng(0))] == ["box"]
     with pytest.raises(OwnerError, match=r"tokenizer_min_rows must be at least 2"):
-        owner.load_settings(load_overrides(told).text, node)
+        owner.load_settings(load_overrides(options).text, node)
 
 
 PROMISES = (
@@ -421,10 +421,10 @@ def test_units_join_a_sum_only_with_the_peers_that_their_owners_list(
             f"name: {name}\ncredentials: {name}\ndata: {{train_file: {name}.csv}}\n"
             f"privacy: {{peers: {json.dumps(known)}}}\n"
         )
-    told = overrides(tmp_path, *PROMISES, "federation.num_units=3")
+    options = overrides(tmp_path, *PROMISES, "federation.num_units=3")
     nodes = [{"owner": str(tmp_path / f"{name}.yaml")} for name in names]
     with pytest.raises(RoundFailedError) if stranger else nullcontext():
-        train(grid_of(nodes), load_overrides(told))
+        train(grid_of(nodes), load_overrides(options))
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["units"] == ([] if stranger else [0, 1, 2])
     if stranger:
@@ -464,10 +464,10 @@ def test_an_error_in_an_owner_file_is_shown_only_to_the_owner(
     file = tmp_path / "secret" / "unit.yaml"
     file.parent.mkdir()
     file.write_text(text)
-    told = overrides(tmp_path)
+    options = overrides(tmp_path)
     grid = grid_of([{"owner": str(file)}] * 2)
     with pytest.raises(RoundFailedError) as failed, caplog.at_level(logging.ERROR):
-        Units(grid, load_overrides(told)).rows()
+        Units(grid, load_overrides(options)).rows()
     assert words in caplog.text
     assert "cannot use what its owner gave it" in str(failed.value)
     assert "secret" not in str(failed.value)
@@ -475,7 +475,7 @@ def test_an_error_in_an_owner_file_is_shown_only_to_the_owner(
 
 
 @pytest.mark.parametrize(
-    ("rows", "words", "told"),
+    ("rows", "words", "expected"),
     [
         ("body,label\nhen,a\n", "there is no column 'text'", "no column that data.text_column"),
         ("text,label\nhen,\n", "column 'label', row 1: is empty", "a label of its rows"),
@@ -483,7 +483,7 @@ def test_an_error_in_an_owner_file_is_shown_only_to_the_owner(
     ],
 )
 def test_an_error_in_rows_is_reported_to_the_server_without_values(
-    tmp_path: Path, rows: str, words: str, told: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, rows: str, words: str, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The unit is excluded and logged; the other unit stays."""
     bad = tmp_path / "secret.csv"
@@ -496,7 +496,7 @@ def test_an_error_in_rows_is_reported_to_the_server_without_values(
     whole, hidden = ([r.getMessage() for r in caplog.records if r.name == name] for name in LOGS)
     assert words in whole[0]
     assert "secret" in whole[0]
-    assert told in hidden[0]
+    assert expected in hidden[0]
     assert "secret" not in hidden[0]
 
 
@@ -510,9 +510,9 @@ def test_a_label_that_the_run_does_not_list_excludes_its_unit(
     The other unit trains with the listed labels."""
     mine, theirs = written(tmp_path / "mine.csv", 20), tmp_path / "theirs.csv"
     theirs.write_text("text,label\n" + "the hen,a\nthe owl,secret\n" * 6)
-    told = overrides(tmp_path, "task.labels=[a,b,c]")
+    options = overrides(tmp_path, "task.labels=[a,b,c]")
     with caplog.at_level(logging.WARNING):
-        train(grid_of([{"data": str(mine)}, {"data": str(theirs)}]), load_overrides(told))
+        train(grid_of([{"data": str(mine)}, {"data": str(theirs)}]), load_overrides(options))
     whole, hidden = ([r.getMessage() for r in caplog.records if r.name == name] for name in LOGS)
     assert any("'secret', which task.labels does not list (a, b, c)" in line for line in whole)
     assert any("a label that task.labels does not list" in line for line in hidden)
@@ -532,15 +532,15 @@ def test_units_evaluate_on_rows_that_their_owners_hold_out(
             "data: {train_file: rows.csv, validation_file: held.csv, test_file: held.csv}\n"
         )
     theirs = written(tmp_path / "theirs.csv", 12)
-    told = [*MODEL, f"hydra.run.dir={tmp_path / 'run'}", "evaluation.where=units"]
-    told += ["federation.num_units=4", "data.max_eval_samples=5"]
+    options = [*MODEL, f"hydra.run.dir={tmp_path / 'run'}", "evaluation.where=units"]
+    options += ["federation.num_units=4", "data.max_eval_samples=5"]
     nodes = [{"owner": str(tmp_path / f"{name}.yaml")} for name in ("one", "two")]
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "labels.txt").write_text("a\nb\n")
     (tmp_path / "folder" / "train.tsv").write_text("the hen\t0\nthe owl\t1\n" * 5)
     nodes += [{"data": str(theirs)}, {"data": str(tmp_path / "folder")}]
     with only_units_open(mine, held, theirs) as opened:
-        train(grid_of(nodes), load_overrides(told))
+        train(grid_of(nodes), load_overrides(options))
         # both units name this file; the second unit may read a cached copy
         assert opened[str(held)] and opened[str(held)] <= {"unit-0", "unit-1"}
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -557,10 +557,10 @@ def test_an_error_in_held_out_rows_is_shown_to_their_owner(
     (tmp_path / "unit.yaml").write_text(
         "data: {train_file: rows.csv, validation_file: held.csv, test_file: held.csv}\n"
     )
-    told = overrides(tmp_path, "evaluation.where=both")
+    options = overrides(tmp_path, "evaluation.where=both")
     nodes = [{"owner": str(tmp_path / "unit.yaml")}, {"data": str(tmp_path / "rows.csv")}]
     with caplog.at_level(logging.INFO):
-        train(grid_of(nodes), load_overrides(told))
+        train(grid_of(nodes), load_overrides(options))
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     on_units = json.loads(line)["on_units"]
     assert (on_units["rows"], on_units["loss"]) == ({"1": 0}, None)
@@ -571,9 +571,9 @@ def test_an_error_in_held_out_rows_is_shown_to_their_owner(
 
 def test_an_unexpected_error_reveals_no_values(tmp_path: Path) -> None:
     """A library's error message may contain values of rows."""
-    with pytest.raises(OwnerError) as told:
+    with pytest.raises(OwnerError) as raised:
         raise owner.error_for_server(KeyError("secret row"), {"data": "/secret"})
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(raised.value)
     assert isinstance(owner.error_for_server(KeyError("a"), {}), KeyError)
 
 

@@ -91,8 +91,8 @@ def test_a_unit_whose_devices_have_changed_is_logged_and_the_run_resumes(
         reply = units(message, context)
         state = message.metadata.message_type == "query.state"
         if state and context.node_config["partition-id"] == 1:
-            with rewritten(reply) as told:
-                told["state"] = told["state"].replace('"v":0.0', '"v":0.5')
+            with rewritten(reply) as decoded:
+                decoded["state"] = decoded["state"].replace('"v":0.0', '"v":0.5')
         return reply
 
     world = World(tmp_path, "framework.train=false")
@@ -101,10 +101,10 @@ def test_a_unit_whose_devices_have_changed_is_logged_and_the_run_resumes(
     assert "unit 1: devices, rows or bits have changed" in caplog.text
     with gzip.open(run_dir / "requests.jsonl.gz", "rt") as file:
         *_, before, last = map(json.loads, file)
-    told = [
+    times = [
         [unit["devices"][0]["time"]["v"] for unit in each["clusters"]] for each in (before, last)
     ]
-    assert told == [[0.0, 0.0], [0.0, 0.5]]
+    assert times == [[0.0, 0.0], [0.0, 0.5]]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_units_with_fewer_rows_keep_the_state_of_the_remaining_rows(
     unit_app._cached_units.cache_clear()
     world.run(run_dir, "000002")
     unit_app._cached_units.cache_clear()
-    told = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
-    assert [(each["units"], each["failures"]) for each in told] == [([0, 1], {})] * 3
+    reports = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
+    assert [(each["units"], each["failures"]) for each in reports] == [([0, 1], {})] * 3
     assert "the previous checkpoint" not in caplog.text
     before, after = (CheckpointFolder(run_dir).read(each).training for each in ("000002", "000003"))
     for unit, kept in after.units.items():

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.devices.cluster import CLIP, RATE, Ours, add_sizes, daemons, ours, work
-from benchmarks.devices.sides import WARM, about, alike, ratio, save, turns
+from benchmarks.devices.sides import WARM, about, equal_shares, ratio, save, turns
 from pipeline import schedule
 from pipeline.schedule import BACKWARD, FORWARD
 from tests.device_cluster import device_name, even_plan, plan_of
 from tests.network import Place
-from tests.optim.discrete_event import Behind, Chunk, makespan
+from tests.optim.discrete_event import Chunk, LaterStages, makespan
 from tests.torch_pipelining import rival
 
 
@@ -58,7 +58,7 @@ def _row(arguments: Namespace, count: int, name: str) -> dict[str, object]:
             ideal.append(_ideal_s(mine, phases, name, m))
 
         sides = {"ours": iterate, "torch": lambda: theirs.iterate(RATE, CLIP)}
-        with alike({"ours": own, "torch": theirs.pids}):
+        with equal_shares({"ours": own, "torch": theirs.pids}):
             seconds, used = turns(sides, arguments.turns, {"ours": own, "torch": theirs.pids})
     wall, against = ratio(seconds["ours"], seconds["torch"]), ratio(ran[WARM:], ideal[WARM:])
     cpu = sum(used["ours"]) / sum(used["torch"])
@@ -85,9 +85,9 @@ def _ideal_s(mine: Ours, before: dict[str, float], name: str, m: int) -> float:
         pairs = list(zip(actions, seconds, strict=True))
         forward.append(Chunk(_mean([s for action, s in pairs if action.kind == FORWARD])))
         backward.append(Chunk(_mean([s for action, s in pairs if action.kind == BACKWARD])))
-    behind = Behind(head_s=took["head"] / m)
+    later = LaterStages(head_s=took["head"] / m)
     first = schedule.embedding(name, len(mine.tables), m)
-    return makespan((first, *lists), forward, backward, "link", behind)
+    return makespan((first, *lists), forward, backward, "link", later)
 
 
 def _mean(seconds: Sequence[float]) -> float:

@@ -39,7 +39,7 @@ def turns(
 
 
 @contextmanager
-def alike(groups: Mapping[str, Sequence[int]]) -> Iterator[None]:
+def equal_shares(groups: Mapping[str, Sequence[int]]) -> Iterator[None]:
     """Give each side the weight of two processes on a busy machine, for any number of processes.
 
     Otherwise a side with more processes gets more processor time, as it does without cgroups.

@@ -44,18 +44,18 @@ def main(arguments: Namespace) -> None:
     }
     wall_s: dict[str, list[float]] = {side: [] for side in commands}
     cpu_s: dict[str, list[float]] = {side: [] for side in commands}
-    said: dict[str, str] = {}
+    printed: dict[str, str] = {}
     for _ in range(arguments.turns):
         for side, command in commands.items():
-            said[side], wall, cpu = spent(command)
+            printed[side], wall, cpu = spent(command)
             wall_s[side].append(wall)
             cpu_s[side].append(cpu)
-    for side, text in said.items():
+    for side, text in printed.items():
         wall, cpu = statistics.median(wall_s[side]), statistics.median(cpu_s[side])
         print(f"{side:<9} {wall:>6.1f} s, {cpu:>6.1f} CPU s: {text!r}")
     for name, found in (("wall", wall_s), ("CPU", cpu_s)):
         print(f"{name} predict / generate {ratio(found['predict'], found['generate'])}")
-    result = {"about": about(arguments), "wall_s": wall_s, "cpu_s": cpu_s, "said": said}
+    result = {"about": about(arguments), "wall_s": wall_s, "cpu_s": cpu_s, "said": printed}
     save(arguments.output, "generation", result)
 
 

@@ -61,10 +61,10 @@ def conversations(file: Path, count: int, task: str, seed: int = 0) -> Path:
     ``causal_lm``."""
     rows = []
     for row in draw(count, seed):
-        asked, answered = f"{_PROMPT} {row['source']}", row["target"]
-        roles = {"user": asked, "assistant": answered}
+        question, answer = f"{_PROMPT} {row['source']}", row["target"]
+        roles = {"user": question, "assistant": answer}
         messages = [{"role": role, "content": text} for role, text in roles.items()]
-        text = {"text": f"{asked}\n{answered}"}
+        text = {"text": f"{question}\n{answer}"}
         rows.append(text if task == "causal_lm" else {"messages": messages})
     return _written(file, rows)
 

@@ -27,7 +27,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class LaterStages:
     """Seconds of one micro-batch in the stages after the last segment; each stage is a separate
     resource."""
 
@@ -41,14 +41,14 @@ def makespan(
     forward: Sequence[Chunk],
     backward: Sequence[Chunk],
     sender: Sender,
-    behind: Behind | None = None,
+    later: LaterStages | None = None,
 ) -> float:
     """Return the seconds until every action is done.
 
     A link sends one tensor at a time, in the order of its segment's actions. Activations reach the
     head over the uplink, and gradients reach the last segment over a separate link.
     """
-    run = _Run(len(forward), sender, behind or Behind())
+    run = _Run(len(forward), sender, later or LaterStages())
     waiting = [list(actions) for actions in schedule]
     while any(waiting):
         for stage, actions in enumerate(waiting):
@@ -67,13 +67,13 @@ class _Run:
     """The times at which each resource becomes free and each action ends, including its forward
     hop."""
 
-    def __init__(self, num_segments: int, sender: Sender, behind: Behind) -> None:
+    def __init__(self, num_segments: int, sender: Sender, later: LaterStages) -> None:
         self.device_free_s = [0.0] * num_segments
         self.link_free_s = [0.0] * num_segments
         self.ended: dict[tuple[int, Action], float] = {}
         self._head = num_segments
         self._sender = sender
-        self._behind = behind
+        self._later = later
         self._uplink_free_s = self._head_free_s = self._gradients_free_s = 0.0
 
     def may_start(self, stage: int, action: Action) -> bool:
@@ -106,11 +106,11 @@ class _Run:
         """
         ready_s = self.ready_s(stage, action)
         if action.kind == FORWARD:
-            self._uplink_free_s = max(self._uplink_free_s, ready_s) + self._behind.uplink_s
+            self._uplink_free_s = max(self._uplink_free_s, ready_s) + self._later.uplink_s
             self.ended[stage, action] = self._uplink_free_s
         else:
-            self._head_free_s = max(self._head_free_s, ready_s) + self._behind.head_s
-            sent_s = max(self._gradients_free_s, self._head_free_s) + self._behind.gradient_s
+            self._head_free_s = max(self._head_free_s, ready_s) + self._later.head_s
+            sent_s = max(self._gradients_free_s, self._head_free_s) + self._later.gradient_s
             self.ended[stage, action] = self._gradients_free_s = sent_s
 
     def _hop(self, stage: int, ready_s: float, hop_s: float) -> float:

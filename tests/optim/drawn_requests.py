@@ -53,14 +53,14 @@ def drawn_request(preset: str, seed: int, num_units: int = 6) -> RoundRequest:
     )
 
 
-def with_stages_behind(asked: RoundRequest, seed: int) -> RoundRequest:
+def with_later_stages(request: RoundRequest, seed: int) -> RoundRequest:
     """Draw times of a head on the server and of the downlink; each is 0 for some units."""
     rng, clusters = np.random.default_rng(seed), []
-    for state in asked.clusters:
+    for state in request.clusters:
         head, gradient = rng.uniform(0, 30, 2) * (rng.random(2) < 0.7)
         uplink = replace(state.uplink, head_s=float(head), gradient_s=float(gradient))
         clusters.append(replace(state, uplink=uplink))
-    return replace(asked, clusters=tuple(clusters))
+    return replace(request, clusters=tuple(clusters))
 
 
 def away(device: DeviceProfile) -> DeviceProfile:

@@ -13,7 +13,7 @@ from optim.problem import ClusterProblem, Floats, Ints
 from tests.optim.laws import pipeline_latency
 
 
-def with_stages_behind(
+def batch_seconds(
     problem: ClusterProblem, m: Ints | int, passed: Floats, slowest: Floats, activation_s: Floats
 ) -> Floats:
     """Return the seconds of a batch from the encoder's sum of stages and its slowest stage.
@@ -56,7 +56,7 @@ class EveryPartition:
     def latency(self, activation_s: Floats) -> Floats:
         """Return the seconds of a batch for each uplink time of its activations, [..., P]."""
         times = self.m, self.passed, self.slowest, activation_s[..., np.newaxis]
-        return with_stages_behind(self.problem, *times)
+        return batch_seconds(self.problem, *times)
 
 
 def by_enumeration(problem: ClusterProblem, activation_s: Floats | float = 0.0) -> Floats:
@@ -101,7 +101,7 @@ def by_thresholds(problem: ClusterProblem, activation_s: Floats | float = 0.0) -
             enough = total[:, segments - 1] >= problem.num_blocks
             if enough.any():
                 level = levels[enough.argmax()]
-                latency = with_stages_behind(problem, m, segments * level, level, uplink)
+                latency = batch_seconds(problem, m, segments * level, level, uplink)
                 least[..., segments] = np.minimum(least[..., segments], latency)
     return np.minimum.accumulate(least, axis=-1)
 
@@ -126,7 +126,7 @@ def by_dynamic_programme(problem: ClusterProblem, activation_s: Floats | float =
                 with_it = before[first:, :-1, : -held or None] + chunk[k, held - 1]
                 np.minimum(cost[first:, 1:, held:], with_it, out=cost[first:, 1:, held:])
         times = cost[:, :, -1], levels[:, None], uplink[..., None, None]
-        least = np.minimum(least, with_stages_behind(problem, m, *times).min(axis=-2))
+        least = np.minimum(least, batch_seconds(problem, m, *times).min(axis=-2))
     return np.minimum.accumulate(least, axis=-1)
 
 

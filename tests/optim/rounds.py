@@ -232,10 +232,10 @@ def error_drift(problem: RoundProblem, units: Iterable[int]) -> float:
     total = 0.0
     for unit in units if problem.error_queues else ():
         queue, budget = problem.error_queues[unit], problem.options.error_budget
-        repaid, owed = (
+        without_error, with_error = (
             max(queue + error / budget - 1, 0) for error in (0, gradient_error(problem, unit))
         )
-        total += (owed**2 - repaid**2) / 2
+        total += (with_error**2 - without_error**2) / 2
     return total
 
 

@@ -11,7 +11,7 @@ from optim.latency import batch_s, partition_of
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Latency
 from pipeline.schedule import Schedule, alternate
-from tests.optim.discrete_event import Behind, Chunk, Sender, makespan
+from tests.optim.discrete_event import Chunk, LaterStages, Sender, makespan
 from tests.optim.instances import paper_like
 
 LAWS: tuple[Latency, ...] = ("bound", "flow_shop", "overlap")
@@ -28,12 +28,12 @@ class Case:
     forward: list[Chunk]
     backward: list[Chunk]
     m: int
-    behind: Behind
+    later: LaterStages
 
     def run(self, schedule: Scheduler, latency: Latency) -> float:
         """Return the simulated seconds of the schedule."""
         built = schedule(len(self.forward), self.m)
-        return makespan(built, self.forward, self.backward, SENDERS[latency], self.behind)
+        return makespan(built, self.forward, self.backward, SENDERS[latency], self.later)
 
     def law(self, latency: Latency) -> float:
         """Return the planned seconds; a planner treats both directions as one chunk."""
@@ -42,23 +42,21 @@ class Case:
             for f, b in zip(self.forward, self.backward, strict=True)
         ]
         devices = tuple(DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws))
-        rest = self.m * self.behind.head_s, self.m * self.behind.gradient_s
+        rest = self.m * self.later.head_s, self.m * self.later.gradient_s
         problem = ClusterProblem(devices, len(laws), self.m, self.m, latency, (0.0,), *rest)
-        return batch_s(
-            partition_of(problem, [1] * len(laws), self.m), self.m * self.behind.uplink_s
-        )
+        return batch_s(partition_of(problem, [1] * len(laws), self.m), self.m * self.later.uplink_s)
 
 
 def draws(
     count: int,
     stages: tuple[bool, bool, bool],
     hops: bool = False,
-    alike: bool = True,
+    constant_ratios: bool = True,
 ) -> list[Case]:
     """Draw pipelines of up to eight segments, followed by the chosen ones of three ``stages``.
 
-    A later stage takes about as long as a segment. With ``alike``, backward computes take twice as
-    long as forward on every device, and hops take equally long.
+    A later stage takes about as long as a segment. With ``constant_ratios``, backward computes take
+    twice as long as forward on every device, and hops take equally long.
     """
     rng, cases = np.random.default_rng(1), []
     for _ in range(count):
@@ -68,14 +66,14 @@ def draws(
         )
         forward = [Chunk(*pair) for pair in pairs]
         factors = rng.uniform(0.3, 3, (segments, 2))
-        if alike:
+        if constant_ratios:
             factors[:] = 2.0, 1.0
         backward = [
             Chunk(chunk.compute_s * more, chunk.hop_s * longer)
             for chunk, (more, longer) in zip(forward, factors, strict=True)
         ]
-        behind = Behind(*(rng.uniform(0, 3, 3) * stages).tolist())
-        cases.append(Case(forward, backward, m, behind))
+        later = LaterStages(*(rng.uniform(0, 3, 3) * stages).tolist())
+        cases.append(Case(forward, backward, m, later))
     return cases
 
 
@@ -115,8 +113,8 @@ def papers(latency: Latency, head_s: float = 0.0, gradient_s: float = 0.0) -> li
         ]
         forward = [Chunk(each.compute_s / 3, each.hop_s / 2) for each in chunks]
         backward = [Chunk(each.compute_s * 2 / 3, each.hop_s / 2) for each in chunks]
-        behind = Behind(float(UPLINK_S) / m, head_s / m, gradient_s / m)
-        cases.append(Case(forward, backward, m, behind))
+        later = LaterStages(float(UPLINK_S) / m, head_s / m, gradient_s / m)
+        cases.append(Case(forward, backward, m, later))
         planned_s = batch_s(best, float(UPLINK_S))
         assert math.isclose(cases[-1].law(latency), planned_s, rel_tol=1e-9)
     return cases

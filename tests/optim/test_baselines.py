@@ -28,7 +28,7 @@ def device(name: str, seconds: float) -> DeviceProfile:
     return DeviceProfile(name, AffineLaw(seconds, 0.0, 0.0, 1.0))
 
 
-def request(num_units: int, num_segments: int | None = 2) -> RoundRequest:
+def request_of(num_units: int, num_segments: int | None = 2) -> RoundRequest:
     """Return a request of units 10, 20, … with three devices each, and five blocks."""
     clusters = tuple(ClusterState(10 * (n + 1), devices(3), 50 + n) for n in range(num_units))
     return RoundRequest(
@@ -65,19 +65,19 @@ def test_even_blocks_differ_by_at_most_one(num_blocks: int, data: st.DataObject)
 def test_impossible_numbers_of_segments_are_refused(num_segments: int) -> None:
     words = rf"^unit \d+: {num_segments} segments for 3 devices and 5 blocks.*num_segments"
     with pytest.raises(InfeasibleRoundError, match=words):
-        EvenSplit().plan_round(request(2, num_segments), np.random.default_rng(0))
+        EvenSplit().plan_round(request_of(2, num_segments), np.random.default_rng(0))
 
 
 @given(st.integers(1, 8), st.none() | st.integers(1, 3))
 def test_even_split_schedules_every_unit(num_units: int, num_segments: int | None) -> None:
     """Units keep their order. S, m and the schedule are the request's, and no random number is
     drawn."""
-    asked, rng = request(num_units, num_segments), np.random.default_rng(0)
+    request, rng = request_of(num_units, num_segments), np.random.default_rng(0)
     before = rng.bit_generator.state
-    plan = EvenSplit().plan_round(asked, rng)
+    plan = EvenSplit().plan_round(request, rng)
     assert rng.bit_generator.state == before
     assert plan.round == 4
-    assert units(plan.clusters) == [cluster.unit for cluster in asked.clusters]
+    assert units(plan.clusters) == [cluster.unit for cluster in request.clusters]
     for cluster in plan.clusters:
         blocks = even_blocks(5, num_segments or 3)
         starts = itertools.accumulate(blocks[:-1], initial=0)
@@ -93,21 +93,24 @@ def test_random_units_are_distinct_and_reproducible(
 ) -> None:
     """The plan has J distinct units in their order; the same seed gives the same plan."""
     num_scheduled = data.draw(st.integers(1, num_units))
-    strategy, asked = RandomUnits(num_scheduled, partition="pipeline"), request(num_units, None)
-    plan = strategy.plan_round(asked, np.random.default_rng(seed))
-    assert plan == strategy.plan_round(asked, np.random.default_rng(seed))
+    strategy, request = (
+        RandomUnits(num_scheduled, partition="pipeline"),
+        request_of(num_units, None),
+    )
+    plan = strategy.plan_round(request, np.random.default_rng(seed))
+    assert plan == strategy.plan_round(request, np.random.default_rng(seed))
     chosen = units(plan.clusters)
     assert len(chosen) == num_scheduled
     assert chosen == sorted(set(chosen))
-    everyone = AllUnits(partition="pipeline").plan_round(asked, np.random.default_rng(seed))
+    everyone = AllUnits(partition="pipeline").plan_round(request, np.random.default_rng(seed))
     assert set(plan.clusters) <= set(everyone.clusters)
 
 
 def test_all_sets_of_units_are_equally_likely() -> None:
     """All rounds draw from one stream of random numbers."""
     rng, rounds = np.random.default_rng(1), 600
-    strategy, asked = RandomUnits(2, partition="pipeline"), request(4, None)
-    seen = Counter(tuple(units(strategy.plan_round(asked, rng).clusters)) for _ in range(rounds))
+    strategy, request = RandomUnits(2, partition="pipeline"), request_of(4, None)
+    seen = Counter(tuple(units(strategy.plan_round(request, rng).clusters)) for _ in range(rounds))
     assert len(seen) == comb(4, 2)
     expected = rounds / comb(4, 2)
     # χ² with 5 degrees of freedom exceeds 20.5 for one seed in a thousand; this seed is fixed.
@@ -119,7 +122,7 @@ def test_num_scheduled_must_be_positive_and_may_exceed_the_units() -> None:
     with pytest.raises(ConfigError, match=r"strategy\.num_scheduled=0: must be at least 1"):
         RandomUnits(0)
     for strategy in (RandomUnits(3), HighestLoss(3), ShortestDelay(3)):
-        assert len(strategy.plan_round(request(2), np.random.default_rng(0)).clusters) == 2
+        assert len(strategy.plan_round(request_of(2), np.random.default_rng(0)).clusters) == 2
 
 
 @pytest.mark.parametrize("option", ["partition", "latency", "fading"])
@@ -130,25 +133,25 @@ def test_unknown_options_are_refused(option: str) -> None:
 
 def test_a_cluster_that_cannot_be_split_evenly_takes_no_part() -> None:
     """The round fails only if no cluster can be split evenly."""
-    asked = request(3, num_segments=3)
-    first, second, third = asked.clusters
+    request = request_of(3, num_segments=3)
+    first, second, third = request.clusters
     two = replace(first, devices=first.devices[:2])
     small = replace(third, devices=(replace(third.devices[0], max_blocks=1), *third.devices[1:]))
     plan = EvenSplit().plan_round(
-        replace(asked, clusters=(two, second, small)), np.random.default_rng(0)
+        replace(request, clusters=(two, second, small)), np.random.default_rng(0)
     )
     assert units(plan.clusters) == [20]
-    nobody = "^unit 10: 4 segments for 3 devices .*; 2 more units cannot either$"
-    with pytest.raises(InfeasibleRoundError, match=nobody):
-        EvenSplit().plan_round(request(3, num_segments=4), np.random.default_rng(0))
+    message = "^unit 10: 4 segments for 3 devices .*; 2 more units cannot either$"
+    with pytest.raises(InfeasibleRoundError, match=message):
+        EvenSplit().plan_round(request_of(3, num_segments=4), np.random.default_rng(0))
 
 
 def test_highest_loss_prefers_unknown_losses_then_the_highest() -> None:
     """The plan lists the chosen units in their order."""
-    asked = replace(request(4), losses=(2.0, 5.0, None, 3.0))
-    plan = HighestLoss(2).plan_round(asked, np.random.default_rng(0))
+    request = replace(request_of(4), losses=(2.0, 5.0, None, 3.0))
+    plan = HighestLoss(2).plan_round(request, np.random.default_rng(0))
     assert units(plan.clusters) == [20, 30]
-    plan = HighestLoss(3).plan_round(asked, np.random.default_rng(0))
+    plan = HighestLoss(3).plan_round(request, np.random.default_rng(0))
     assert units(plan.clusters) == [20, 30, 40]
 
 
@@ -157,12 +160,12 @@ def test_shortest_delay_chooses_the_fastest_pipelines() -> None:
     clusters = tuple(
         ClusterState(n, (device("slow", 9.0 / n), device("quick", 1.0 / n)), 50) for n in (1, 3, 2)
     )
-    asked = replace(request(3, None), clusters=clusters)
-    plan = ShortestDelay(2).plan_round(asked, np.random.default_rng(0))
+    request = replace(request_of(3, None), clusters=clusters)
+    plan = ShortestDelay(2).plan_round(request, np.random.default_rng(0))
     assert units(plan.clusters) == [3, 2]
     assert plan.clusters[0].latency_s < plan.clusters[1].latency_s
     for cluster in plan.clusters:
         assert {segment.device for segment in cluster.segments} == {"quick"}
-    everyone = AllUnits().plan_round(asked, np.random.default_rng(0))
+    everyone = AllUnits().plan_round(request, np.random.default_rng(0))
     assert units(everyone.clusters) == [1, 3, 2]
     assert everyone.clusters[1:] == plan.clusters

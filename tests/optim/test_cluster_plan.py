@@ -63,7 +63,7 @@ FRAMEWORKS = (None, "no_segment_scheduling", "titanic", "pipeline", "vanilla_fl"
 LAW = AffineLaw(0.01, 0.001, 0.001, 0.001)
 
 
-def request(*devices: DeviceProfile, partition: str | None = None) -> RoundRequest:
+def request_of(*devices: DeviceProfile, partition: str | None = None) -> RoundRequest:
     """Return a request of one cluster with one channel and 12 blocks."""
     state = ClusterState(7, devices, 10, Uplink(0.5, 10.0, 1e6, 2e6, (1.0,)))
     return RoundRequest(
@@ -82,9 +82,9 @@ def request(*devices: DeviceProfile, partition: str | None = None) -> RoundReque
     )
 
 
-def plan(asked: RoundRequest, strategy: str = "dssra", seed: int = 0) -> RoundPlan:
-    planned = STRATEGIES[strategy].plan_round(asked, np.random.default_rng(seed))
-    verify_plan(planned, asked)
+def plan(request: RoundRequest, strategy: str = "dssra", seed: int = 0) -> RoundPlan:
+    planned = STRATEGIES[strategy].plan_round(request, np.random.default_rng(seed))
+    verify_plan(planned, request)
     return planned
 
 
@@ -105,12 +105,12 @@ def devices(*limits: int | None) -> tuple[DeviceProfile, ...]:
 def test_absent_devices_hold_no_blocks(strategy: str, partition: str | None) -> None:
     """This holds even for frameworks that ignore limits. All devices of unit 60 are absent."""
     for seed, preset in enumerate(("paper", "edge", "paper")[: cases(2, 3)]):
-        asked = replace(drawn_request(preset, seed), partition=partition)
+        request = replace(drawn_request(preset, seed), partition=partition)
         there = {
             state.unit: {device.name for device in state.devices if device.max_blocks != 0}
-            for state in asked.clusters
+            for state in request.clusters
         }
-        planned = plan(asked, strategy)
+        planned = plan(request, strategy)
         assert planned.clusters
         for cluster in planned.clusters:
             assert cluster.unit != 60
@@ -126,8 +126,8 @@ def test_an_absent_device_does_not_change_the_plan(strategy: str) -> None:
     for partition in FRAMEWORKS:
         for place in range(4):
             mixed = (*present[:place], absent, *present[place:])
-            with_it = plan(request(*mixed, partition=partition), strategy)
-            without = plan(request(*present, partition=partition), strategy)
+            with_it = plan(request_of(*mixed, partition=partition), strategy)
+            without = plan(request_of(*present, partition=partition), strategy)
             assert with_it.clusters == without.clusters
             assert with_it.queues == without.queues
 
@@ -137,7 +137,7 @@ def test_a_frameworks_split_replaces_the_strategys(strategy: str) -> None:
     """``pipeline`` gives each device 4 blocks; ``titanic`` gives 4/7, 2/7 and 1/7 of 12. Both use m
     = 8."""
     for partition, blocks in (("pipeline", (4, 4, 4)), ("titanic", (7, 3, 2))):
-        (cluster,) = plan(request(*devices(8, 8, 8), partition=partition), strategy).clusters
+        (cluster,) = plan(request_of(*devices(8, 8, 8), partition=partition), strategy).clusters
         assert held(cluster) == {f"device-{k}": count for k, count in enumerate(blocks)}
         assert cluster.num_micro_batches == 8
         assert not cluster.over_limits
@@ -146,15 +146,15 @@ def test_a_frameworks_split_replaces_the_strategys(strategy: str) -> None:
 def test_a_frameworks_solver_overrides_the_strategys_solver() -> None:
     own = RandomUnits(1, partition="pipeline")
     for partition, first in ((None, 4), ("titanic", 7)):
-        asked = request(*devices(8, 8, 8), partition=partition)
-        (cluster,) = own.plan_round(asked, np.random.default_rng(0)).clusters
+        request = request_of(*devices(8, 8, 8), partition=partition)
+        (cluster,) = own.plan_round(request, np.random.default_rng(0)).clusters
         assert held(cluster)["device-0"] == first
 
 
 def test_replicas_on_present_devices_share_the_batch() -> None:
     """The round takes two steps of the slower device: 12 blocks and 8 samples each."""
-    asked = request(*devices(12, 12), away(devices(1, 1, 1)[2]), partition="vanilla_fl")
-    (cluster,) = plan(asked).clusters
+    request = request_of(*devices(12, 12), away(devices(1, 1, 1)[2]), partition="vanilla_fl")
+    (cluster,) = plan(request).clusters
     assert (cluster.segments, cluster.num_micro_batches) == ((), 1)
     assert cluster.latency_s == pytest.approx(2 * 12 * (0.02 * 8 + 0.001))
     assert not cluster.over_limits
@@ -165,21 +165,21 @@ def test_replicas_on_present_devices_share_the_batch() -> None:
 def test_plans_report_limits_that_a_framework_ignored(strategy: str, partition: str) -> None:
     """The split is the same as without limits. The strategy's own solver raises an error
     instead."""
-    asked = request(*devices(3, 3, 3), partition=partition)
-    (cluster,) = plan(asked, strategy).clusters
+    request = request_of(*devices(3, 3, 3), partition=partition)
+    (cluster,) = plan(request, strategy).clusters
     assert cluster.over_limits
-    roomy = plan(request(*devices(None, None, None), partition=partition), strategy)
+    roomy = plan(request_of(*devices(None, None, None), partition=partition), strategy)
     assert (cluster.segments, cluster.latency_s) == (
         roomy.clusters[0].segments,
         roomy.clusters[0].latency_s,
     )
     with pytest.raises(InfeasibleRoundError, match="at most"):
-        plan(replace(asked, partition=None), strategy)
+        plan(replace(request, partition=None), strategy)
 
 
 def test_plans_report_an_exceeded_energy_budget() -> None:
     poor = replace(devices(None)[0], energy=EnergyBudget(1e-6, LAW))
-    (cluster,) = plan(request(poor, partition="vanilla_fl")).clusters
+    (cluster,) = plan(request_of(poor, partition="vanilla_fl")).clusters
     assert cluster.over_limits
 
 
@@ -188,9 +188,9 @@ def test_replicas_on_real_devices_need_memory_for_gradients(room: float, over: b
     """Each of three devices sums the gradients of up to 14/3 blocks, which two others send."""
     memory = MemoryBudget(12 * 20.0 + room * 2 * 14 / 3 * 5.0, 0.0, 20.0, 0.0, trained_bytes=5.0)
     three = tuple(replace(each, memory=memory) for each in devices(None, None, None))
-    asked = request(*three, partition="vanilla_fl")
-    assert not plan(asked).clusters[0].over_limits  # simulated devices sum no gradients
-    real = replace(asked, clusters=(replace(asked.clusters[0], real_devices=True),))
+    request = request_of(*three, partition="vanilla_fl")
+    assert not plan(request).clusters[0].over_limits  # simulated devices sum no gradients
+    real = replace(request, clusters=(replace(request.clusters[0], real_devices=True),))
     (cluster,) = plan(real).clusters
     assert cluster.over_limits == over
     assert [len(each.devices) for each in cluster.segments] == [3]
@@ -201,8 +201,8 @@ def test_replicas_may_exceed_an_owners_limit_of_shared_blocks() -> None:
     limits = SharingLaw(0.1, max_blocks=11), SharingLaw(0.1, max_blocks=12), None
     for law, over in zip(limits, (True, False, False), strict=True):
         three = tuple(replace(each, sharing=law) for each in devices(None, None, None))
-        asked = request(*three, partition="vanilla_fl")
-        real = replace(asked, clusters=(replace(asked.clusters[0], real_devices=True),))
+        request = request_of(*three, partition="vanilla_fl")
+        real = replace(request, clusters=(replace(request.clusters[0], real_devices=True),))
         assert plan(real).clusters[0].over_limits == over
 
 
@@ -210,32 +210,32 @@ def test_memory_counts_the_tensors_that_the_schedule_keeps() -> None:
     """A block keeps one byte per sample: GPipe keeps all 16 samples, 1F1B three."""
     memory = MemoryBudget(40.0, 0.0, 1.0 + 16.0, 0.0, 0.0, 16.0)
     two = tuple(replace(each, memory=memory) for each in devices(None, None))
-    asked = request(*two)
+    request = request_of(*two)
     with pytest.raises(InfeasibleRoundError, match="hold at most 4 of 12 blocks"):
-        plan(asked)
-    planned = plan(replace(asked, schedule="one_f_one_b"))
+        plan(request)
+    planned = plan(replace(request, schedule="one_f_one_b"))
     (cluster,) = planned.clusters
     assert sum(held(cluster).values()) == 12
     with pytest.raises(PlanViolationError, match="schedule: one_f_one_b, must be gpipe"):
-        verify_plan(planned, asked)
+        verify_plan(planned, request)
     other = replace(planned, clusters=(replace(cluster, schedule="gpipe"),))
     with pytest.raises(PlanViolationError, match="C7"):
-        verify_plan(other, asked)
+        verify_plan(other, request)
 
 
 def test_limits_do_not_bias_random_splits() -> None:
     """All three devices are drawn equally often, although the second lacks memory for one block."""
-    alike = tuple(replace(device, time=LAW) for device in devices(12, 11, 12))
-    asked = request(*alike, partition="no_segment_scheduling")
-    asked = replace(asked, num_micro_batches=1)  # a second segment would not make it faster
+    equal = tuple(replace(device, time=LAW) for device in devices(12, 11, 12))
+    request = request_of(*equal, partition="no_segment_scheduling")
+    request = replace(request, num_micro_batches=1)  # a second segment would not make it faster
     rng, seen = np.random.default_rng(0), Counter[str]()
     for _ in range(300):
-        (cluster,) = Dssra().plan_round(asked, rng).clusters
+        (cluster,) = Dssra().plan_round(request, rng).clusters
         (device,) = held(cluster)
         seen[device] += 1
         assert cluster.over_limits == (device == "device-1")
     # χ² with 2 degrees of freedom exceeds 13.8 for one seed in a thousand; this seed is fixed.
-    assert sum((seen[device.name] - 100) ** 2 / 100 for device in alike) < 13.8
+    assert sum((seen[device.name] - 100) ** 2 / 100 for device in equal) < 13.8
 
 
 @pytest.mark.parametrize("fading", ["none", "rayleigh"])
@@ -267,11 +267,11 @@ def test_points_of_a_front_cover_all_local_steps() -> None:
     """At the ends of its range, a point is the fastest of those with at most as many segments."""
     seen = 0
     for seed in range(2):
-        asked = replace(drawn_request("paper", seed), local_steps=3)
+        request = replace(drawn_request("paper", seed), local_steps=3)
         options = RoundOptions(drift="paper")
-        times = activation_times([s.uplink for s in asked.clusters], asked.channels, options)
-        found = fronts(asked, "overlap", exact_partition, np.random.default_rng(0), options)
-        for state, front, uplinks in zip(asked.clusters, found, times, strict=True):
+        times = activation_times([s.uplink for s in request.clusters], request.channels, options)
+        found = fronts(request, "overlap", exact_partition, np.random.default_rng(0), options)
+        for state, front, uplinks in zip(request.clusters, found, times, strict=True):
             for point in front:
                 assert point.fastest_s[0] >= uplinks[0] * (1 - 1e-12)
                 rest = [each for each in front if each.num_segments <= point.num_segments]
@@ -279,7 +279,7 @@ def test_points_of_a_front_cover_all_local_steps() -> None:
                     least = min(batch_s(each, end) for each in rest)
                     assert batch_s(point, end) == pytest.approx(least, rel=1e-9)
                 once = partition_of(
-                    cluster_problem(asked, state, "overlap"), *held_by(point, state)
+                    cluster_problem(request, state, "overlap"), *held_by(point, state)
                 )
                 assert point.latency_s == pytest.approx(3 * once.latency_s, rel=1e-12)
                 assert point.slowest_s == pytest.approx(3 * once.slowest_s, rel=1e-12)
@@ -296,15 +296,15 @@ def held_by(point: Partition, state: ClusterState) -> tuple[tuple[int, ...], int
 
 def test_the_error_of_an_infeasible_round_has_its_next_queues() -> None:
     """The queues grow as for idle units. Strategies without queues report no queues."""
-    asked = request(*devices(0, 0))
+    request = request_of(*devices(0, 0))
     idle = 0.08 / 0.07 + 0.1
     reason = "unit 7: each of its 2 devices is away .* federation.on_infeasible=skip waits"
     with pytest.raises(InfeasibleRoundError, match=reason) as caught:
-        plan(asked)
+        plan(request)
     assert caught.value.queues == pytest.approx((3.0 + idle - 0.84,))
     for strategy in ("even", "all", "random"):
         with pytest.raises(InfeasibleRoundError, match=reason) as caught:
-            plan(asked, strategy)
+            plan(request, strategy)
         assert caught.value.queues == ()
 
 
@@ -312,9 +312,9 @@ def test_the_error_counts_absent_devices_if_the_others_are_too_few() -> None:
     """The error does not mention them if all devices are present."""
     waits = "1 of its 3 devices are away or hold no block: federation.on_infeasible=skip waits"
     with pytest.raises(InfeasibleRoundError, match=waits):
-        plan(request(*devices(2, 0, 2)))
+        plan(request_of(*devices(2, 0, 2)))
     with pytest.raises(InfeasibleRoundError) as caught:
-        plan(request(*devices(2, 2, 2)))
+        plan(request_of(*devices(2, 2, 2)))
     assert "on_infeasible" not in str(caught.value)
 
 
@@ -323,9 +323,9 @@ def test_stages_that_are_too_slow_to_share_do_not_change_a_round(preset: str) ->
     """Units that are not the slowest have as few segments as without sharing."""
     several = 0
     for seed in range(cases(few=3, many=20)):
-        asked = with_sharing(drawn_request(preset, seed), SharingLaw(1e6))
+        request = with_sharing(drawn_request(preset, seed), SharingLaw(1e6))
         auto, never = (
-            Dssra(sharing=each).plan_round(asked, np.random.default_rng(0)).clusters
+            Dssra(sharing=each).plan_round(request, np.random.default_rng(0)).clusters
             for each in ("auto", "never")
         )
         assert auto == never
@@ -340,8 +340,8 @@ def test_a_round_with_unfinished_searches_has_a_lower_bound(drift: str, uplink: 
     bound."""
     strategy, below = Dssra(drift=drift, uplink=uplink, drift_weight=10.0), 0
     for seed in range(cases(few=6, many=100)):
-        asked, rng = drawn_request(["paper", "edge"][seed % 2], seed), np.random.default_rng(0)
-        every = fronts(asked, "overlap", exact_partition, rng, strategy)
+        request, rng = drawn_request(["paper", "edge"][seed % 2], seed), np.random.default_rng(0)
+        every = fronts(request, "overlap", exact_partition, rng, strategy)
         slowest = tuple(
             tuple(
                 replace(point, bound_s=min(map(latency, front)), fastest_s=UplinkTimes())
@@ -350,7 +350,7 @@ def test_a_round_with_unfinished_searches_has_a_lower_bound(drift: str, uplink: 
             )
             for front in every
         )
-        best, found = (certificate(asked, each, strategy) for each in (every, slowest))
+        best, found = (certificate(request, each, strategy) for each in (every, slowest))
         assert 0 < found.lower_bound <= best.objective * (1 + 1e-9) <= found.objective * (1 + 2e-9)
         below += found.objective > best.objective * (1 + 1e-6) > best.objective >= found.lower_bound
     assert below
@@ -361,9 +361,9 @@ def latency(point: Partition) -> float:
 
 
 def certificate(
-    asked: RoundRequest, points: Sequence[tuple[Partition, ...]], strategy: Dssra
+    request: RoundRequest, points: Sequence[tuple[Partition, ...]], strategy: Dssra
 ) -> Certificate:
-    return solve_round(asked, tuple(points), asked.queues, strategy, exact_allocation)[
+    return solve_round(request, tuple(points), request.queues, strategy, exact_allocation)[
         1
     ].certificate
 
@@ -373,24 +373,24 @@ def test_the_point_for_unknown_plans_is_as_fast_as_the_fastest() -> None:
     rng, most, bound_s = np.random.default_rng(0), 16, 3.0
     known = Partition((6,), 2, 5.0, 2.0, head="server", bound_s=bound_s)
     other = replace(known, head="control_unit", bound_s=4.0)
-    *kept, point, behind = _with_bounds((known, other), most)
-    assert kept == [known, other] and (point.head, behind.head) == ("server", "control_unit")
-    assert (point.latency_s, behind.latency_s, point.num_segments) == (bound_s, 4.0, 1)
+    *kept, first, second = _with_bounds((known, other), most)
+    assert kept == [known, other] and (first.head, second.head) == ("server", "control_unit")
+    assert (first.latency_s, second.latency_s, first.num_segments) == (bound_s, 4.0, 1)
     for _ in range(2000):
         m, uplink_s = int(rng.integers(1, most + 1)), float(rng.uniform(0, 10))
         slowest, more = float(rng.uniform(bound_s / m, 4)), float(rng.exponential())
         total = slowest + more * (rng.random() < 0.5)
         plan = Partition((6,), m, total + (m - 1) * slowest, slowest)
-        assert batch_s(point, uplink_s) <= batch_s(plan, uplink_s) * (1 + 1e-12)
+        assert batch_s(first, uplink_s) <= batch_s(plan, uplink_s) * (1 + 1e-12)
         equal = Partition((6,), most, bound_s, bound_s / most)  # one stage takes all the time
-        assert batch_s(point, uplink_s) == pytest.approx(batch_s(equal, uplink_s))
+        assert batch_s(first, uplink_s) == pytest.approx(batch_s(equal, uplink_s))
 
 
 def test_plans_with_fewer_segments_keep_a_proved_front_proved() -> None:
     """The search for these plans ends at once, but their points have no finite lower bound."""
-    alike = tuple(DeviceProfile(f"device-{k}", AffineLaw(0.05, 0.0, 0.0, 0.0)) for k in range(4))
-    asked, rng = request(*alike), np.random.default_rng(0)
-    problem = cluster_problem(asked, asked.clusters[0], "overlap")
+    equal = tuple(DeviceProfile(f"device-{k}", AffineLaw(0.05, 0.0, 0.0, 0.0)) for k in range(4))
+    request, rng = request_of(*equal), np.random.default_rng(0)
+    problem = cluster_problem(request, request.clusters[0], "overlap")
     hurried = partial(shared_partition, max_nodes=0)
     assert not exact_partition(problem, max_nodes=0).complete
     fastest = exact_partition(problem).front[-1:]
@@ -400,16 +400,16 @@ def test_plans_with_fewer_segments_keep_a_proved_front_proved() -> None:
 
 
 def test_a_bound_covers_all_local_steps() -> None:
-    asked, hurried = drawn_request("paper", 1), partial(exact_partition, max_nodes=0)
+    request, hurried = drawn_request("paper", 1), partial(exact_partition, max_nodes=0)
     rng, known = np.random.default_rng(0), 0
     for state, points in zip(
-        asked.clusters, fronts(asked, "overlap", hurried, rng, Dssra()), strict=True
+        request.clusters, fronts(request, "overlap", hurried, rng, Dssra()), strict=True
     ):
         for point in points:
-            found = hurried(cluster_problem(asked, state, "overlap")).certificate
-            assert point.bound_s == pytest.approx(asked.local_steps * found.lower_bound)
+            found = hurried(cluster_problem(request, state, "overlap")).certificate
+            assert point.bound_s == pytest.approx(request.local_steps * found.lower_bound)
             known += 1
-    assert known and asked.local_steps > 1
+    assert known and request.local_steps > 1
 
 
 @pytest.mark.parametrize("latency", ["flow_shop", "bound"])
@@ -427,8 +427,8 @@ def test_the_bound_holds_if_fewer_units_have_plans_than_bounds(latency: Latency)
             for k, limit in enumerate(limits)
         )
         states.append(ClusterState(unit, own, 10, Uplink(1.0, 1e9, 1e4, 0.0, (gains[unit],) * 2)))
-    asked = replace(
-        request(*devices(2)),
+    request = replace(
+        request_of(*devices(2)),
         clusters=tuple(states),
         num_blocks=6,
         channels=(Channel(1e6, 1.0, 1e-12),) * 2,
@@ -446,7 +446,7 @@ def test_the_bound_holds_if_fewer_units_have_plans_than_bounds(latency: Latency)
         gamma_max=0.13,
     )
     best, found = (
-        certificate(asked, fronts(asked, latency, solve, rng, strategy), strategy)
+        certificate(request, fronts(request, latency, solve, rng, strategy), strategy)
         for solve in (exact_partition, partial(exact_partition, max_nodes=0))
     )
     assert found.lower_bound <= best.objective <= found.objective
@@ -454,9 +454,9 @@ def test_the_bound_holds_if_fewer_units_have_plans_than_bounds(latency: Latency)
 
 def test_the_bound_covers_a_unit_whose_search_found_no_plan() -> None:
     """The unit is not scheduled."""
-    asked = drawn_request("paper", 2)
-    asked = replace(asked, queues=(1e4, *asked.queues[1:]))
-    lost, rng = present_devices(asked.clusters[0]), np.random.default_rng(0)
+    request = drawn_request("paper", 2)
+    request = replace(request, queues=(1e4, *request.queues[1:]))
+    lost, rng = present_devices(request.clusters[0]), np.random.default_rng(0)
 
     def found(cause: InfeasibleRoundError | None) -> tuple[Front, ...]:
         def solve(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
@@ -464,23 +464,23 @@ def test_the_bound_covers_a_unit_whose_search_found_no_plan() -> None:
                 raise cause
             return exact_partition(problem)
 
-        return fronts(asked, "overlap", solve, rng, Dssra())
+        return fronts(request, "overlap", solve, rng, Dssra())
 
     all_plans, fewer, open_ones = map(
         found, (None, InfeasibleRoundError("none"), UnfinishedSearchError("none"))
     )
     assert known_plans(open_ones) == fewer and all_plans[1:] == fewer[1:]
     best, without, unknown = (
-        certificate(asked, each, Dssra()) for each in (all_plans, fewer, open_ones)
+        certificate(request, each, Dssra()) for each in (all_plans, fewer, open_ones)
     )
     assert without.gap == pytest.approx(0, abs=1e-12)
     assert unknown.objective == without.objective > best.objective >= unknown.lower_bound
 
 
-def with_sharing(asked: RoundRequest, law: SharingLaw) -> RoundRequest:
+def with_sharing(request: RoundRequest, law: SharingLaw) -> RoundRequest:
     """Return the request in which all devices may share stages."""
     clusters = (
         replace(state, devices=tuple(replace(each, sharing=law) for each in state.devices))
-        for state in asked.clusters
+        for state in request.clusters
     )
-    return replace(asked, clusters=tuple(clusters))
+    return replace(request, clusters=tuple(clusters))

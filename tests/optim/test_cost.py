@@ -18,7 +18,7 @@ from optim.cost import round_cost, stem_seconds, with_stem
 from optim.dssra import Dssra
 from optim.planner import RoundRequest
 from tests.optim.discrete_event import Line, Station
-from tests.optim.drawn_requests import drawn_request, with_stages_behind
+from tests.optim.drawn_requests import drawn_request, with_later_stages
 from tests.thorough import cases
 
 PRESETS = pytest.mark.parametrize("preset", ["paper", "edge"])
@@ -40,9 +40,11 @@ class Simulated:
     device_j: dict[str, float]
 
 
-def planned(asked: RoundRequest, **options: str | float) -> RoundPlan:
+def planned(request: RoundRequest, **options: str | float) -> RoundPlan:
     """Plan a round in which units pay only for the model's upload, so that all can take part."""
-    return Dssra(energy="adapters", **options).plan_round(asked, np.random.default_rng(asked.round))
+    return Dssra(energy="adapters", **options).plan_round(
+        request, np.random.default_rng(request.round)
+    )
 
 
 def stations(device: DeviceProfile, blocks: int, size: float, law: str) -> list[Station]:
@@ -60,7 +62,7 @@ def stations(device: DeviceProfile, blocks: int, size: float, law: str) -> list[
 
 
 def lines(
-    plan: ClusterPlan, state: ClusterState, asked: RoundRequest, law: str, uplink: Station | None
+    plan: ClusterPlan, state: ClusterState, request: RoundRequest, law: str, uplink: Station | None
 ) -> list[Line]:
     """Return one pipeline, or for replicas a separate line for each present device.
 
@@ -69,22 +71,22 @@ def lines(
     """
     if not plan.segments:
         there = [device for device in state.devices if device.max_blocks != 0]
-        size = asked.batch_size / len(there)
-        return [Line(stations(d, asked.num_blocks, size, "overlap")[:1]) for d in there]
-    size, places = asked.batch_size / plan.num_micro_batches, []
+        size = request.batch_size / len(there)
+        return [Line(stations(d, request.num_blocks, size, "overlap")[:1]) for d in there]
+    size, places = request.batch_size / plan.num_micro_batches, []
     for segment in plan.segments:
         (device,) = (each for each in state.devices if each.name == segment.device)
         places += stations(device, segment.span.blocks, size, law)
-    parts = asked.local_steps * plan.num_micro_batches
+    parts = request.local_steps * plan.num_micro_batches
     places += [uplink] if uplink else []
     places.append(Station("server", state.uplink.head_s / parts, 0.0))
     places.append(Station("downlink", state.uplink.gradient_s / parts, 0.0))
     return [Line(places)]
 
 
-def bits_per_s(plan: ClusterPlan, state: ClusterState, asked: RoundRequest, fading: str) -> float:
+def bits_per_s(plan: ClusterPlan, state: ClusterState, request: RoundRequest, fading: str) -> float:
     """Return Shannon's rate, or its mean over an exponentially distributed gain."""
-    band, gain = asked.channels[plan.uplink.channel], state.uplink.gains[plan.uplink.channel]
+    band, gain = request.channels[plan.uplink.channel], state.uplink.gains[plan.uplink.channel]
     noise = band.interference_w + band.noise_w_per_hz * band.bandwidth_hz
     snr = gain * plan.uplink.power_w / noise
     if fading == "none":
@@ -93,10 +95,10 @@ def bits_per_s(plan: ClusterPlan, state: ClusterState, asked: RoundRequest, fadi
     return band.bandwidth_hz * mean
 
 
-def end_of_steps(pipelines: list[Line], plan: ClusterPlan, asked: RoundRequest) -> float:
+def end_of_steps(pipelines: list[Line], plan: ClusterPlan, request: RoundRequest) -> float:
     """Return the time at which the last local step ends."""
     end_s = 0.0
-    for _ in range(asked.local_steps):
+    for _ in range(request.local_steps):
         for line in pipelines:
             line.run(plan.num_micro_batches)
         # The next step needs the gradients of all lines.
@@ -107,17 +109,17 @@ def end_of_steps(pipelines: list[Line], plan: ClusterPlan, asked: RoundRequest) 
 
 
 def simulated(
-    plan: ClusterPlan, asked: RoundRequest, law: str, fading: str, uplink: str
+    plan: ClusterPlan, request: RoundRequest, law: str, fading: str, uplink: str
 ) -> Simulated:
-    (state,) = (each for each in asked.clusters if each.unit == plan.unit)
-    rate, power_w = bits_per_s(plan, state, asked, fading), plan.uplink.power_w
-    before_s, beside = state.uplink.activation_bits / rate, None
+    (state,) = (each for each in request.clusters if each.unit == plan.unit)
+    rate, power_w = bits_per_s(plan, state, request, fading), plan.uplink.power_w
+    before_s, shared_radio = state.uplink.activation_bits / rate, None
     if uplink == "streamed" and plan.segments:
-        each_s = before_s / asked.local_steps / plan.num_micro_batches
-        before_s, beside = 0.0, Station("radio", each_s, power_w * each_s)
-    pipelines = lines(plan, state, asked, law, beside)
-    end_s = end_of_steps(pipelines, plan, asked)
-    alone_s = end_of_steps(lines(plan, state, asked, law, None), plan, asked)
+        each_s = before_s / request.local_steps / plan.num_micro_batches
+        before_s, shared_radio = 0.0, Station("radio", each_s, power_w * each_s)
+    pipelines = lines(plan, state, request, law, shared_radio)
+    end_s = end_of_steps(pipelines, plan, request)
+    alone_s = end_of_steps(lines(plan, state, request, law, None), plan, request)
     packet_s = (before_s + state.uplink.model_bits / rate) / PACKETS
     radio = Line([Station("radio", packet_s, power_w * packet_s)], clock_s=end_s)
     radio.run(PACKETS)
@@ -132,29 +134,29 @@ def simulated(
 def check(
     cost: RoundCost,
     plan: RoundPlan,
-    asked: RoundRequest,
+    request: RoundRequest,
     law: str = "overlap",
     fading: str = "none",
     uplink: str = "streamed",
 ) -> None:
     """Compare times and energy of all units with the simulation."""
     assert [each.unit for each in cost.clusters] == [each.unit for each in plan.clusters]
-    runs = [simulated(each, asked, law, fading, uplink) for each in plan.clusters]
+    runs = [simulated(each, request, law, fading, uplink) for each in plan.clusters]
     assert cost.delay_s == pytest.approx(max(run.end_s for run in runs), rel=1e-9)
     budgets = {
         state.unit: {device.name for device in state.devices if device.energy is not None}
-        for state in asked.clusters
+        for state in request.clusters
     }
-    for told, run, claimed in zip(cost.clusters, runs, plan.clusters, strict=True):
-        assert told.pipeline_s == pytest.approx(run.pipeline_s, rel=1e-9)
+    for modelled, run, claimed in zip(cost.clusters, runs, plan.clusters, strict=True):
+        assert modelled.pipeline_s == pytest.approx(run.pipeline_s, rel=1e-9)
         assert claimed.latency_s == pytest.approx(run.pipeline_s, rel=1e-9)
-        assert told.upload_s == pytest.approx(run.upload_s, rel=1e-9)
-        assert told.finish_s == pytest.approx(run.end_s, rel=1e-9)
+        assert modelled.upload_s == pytest.approx(run.upload_s, rel=1e-9)
+        assert modelled.finish_s == pytest.approx(run.end_s, rel=1e-9)
         assert claimed.uplink.finish_s == pytest.approx(run.end_s, rel=1e-9)
-        assert claimed.uplink.upload_s == pytest.approx(told.upload_s, rel=1e-9)
-        assert told.upload_energy_j == pytest.approx(run.upload_j, rel=1e-9)
-        assert set(told.device_energy_j) == set(run.device_j) & budgets[told.unit]
-        for name, joules in told.device_energy_j.items():
+        assert claimed.uplink.upload_s == pytest.approx(modelled.upload_s, rel=1e-9)
+        assert modelled.upload_energy_j == pytest.approx(run.upload_j, rel=1e-9)
+        assert set(modelled.device_energy_j) == set(run.device_j) & budgets[modelled.unit]
+        for name, joules in modelled.device_energy_j.items():
             assert joules == pytest.approx(run.device_j[name], rel=1e-9)
 
 
@@ -165,11 +167,11 @@ def test_times_and_energy_match_the_simulation(preset: str, law: str, uplink: st
     """The plan's own times match as well. Only a streamed upload overlaps with the pipeline."""
     segments, hidden, drawn = set(), 0, cases(4, 10)
     for seed in range(drawn):
-        asked = drawn_request(preset, seed)
-        asked = with_stages_behind(asked, seed) if seed % 2 else asked
-        plan = planned(asked, latency=law, drift_weight=10.0, uplink=uplink)
-        cost = round_cost(plan, asked, law, "none", uplink)
-        check(cost, plan, asked, law, "none", uplink)
+        request = drawn_request(preset, seed)
+        request = with_later_stages(request, seed) if seed % 2 else request
+        plan = planned(request, latency=law, drift_weight=10.0, uplink=uplink)
+        cost = round_cost(plan, request, law, "none", uplink)
+        check(cost, plan, request, law, "none", uplink)
         segments |= {len(each.segments) for each in plan.clusters}
         together = [each.pipeline_s + each.upload_s for each in cost.clusters]
         hidden += sum(
@@ -189,52 +191,52 @@ def test_times_and_energy_of_every_framework_match_the_simulation(
     preset: str, partition: str, uplink: str
 ) -> None:
     for seed in range(3):
-        asked = with_stages_behind(drawn_request(preset, seed), seed)
-        asked = replace(asked, partition=partition)
-        plan = planned(asked, uplink=uplink)
-        cost = round_cost(plan, asked, "overlap", "none", uplink)
-        check(cost, plan, asked, uplink=uplink)
+        request = with_later_stages(drawn_request(preset, seed), seed)
+        request = replace(request, partition=partition)
+        plan = planned(request, uplink=uplink)
+        cost = round_cost(plan, request, "overlap", "none", uplink)
+        check(cost, plan, request, uplink=uplink)
 
 
 @PRESETS
 def test_times_and_energy_under_the_papers_drift_match_the_simulation(preset: str) -> None:
     """Some units send with less than half of their power, because other units take longer."""
     for seed in range(3):
-        asked = with_stages_behind(drawn_request(preset, seed), seed)
-        plan = planned(asked, drift="paper")
-        check(round_cost(plan, asked, "overlap", "none", "streamed"), plan, asked)
-        limits = {state.unit: state.uplink.max_power_w for state in asked.clusters}
+        request = with_later_stages(drawn_request(preset, seed), seed)
+        plan = planned(request, drift="paper")
+        check(round_cost(plan, request, "overlap", "none", "streamed"), plan, request)
+        limits = {state.unit: state.uplink.max_power_w for state in request.clusters}
         assert any(each.uplink.power_w < limits[each.unit] / 2 for each in plan.clusters)
 
 
 def test_rates_are_means_over_fading() -> None:
-    asked = drawn_request("edge", 1)
-    plan = planned(asked, fading="rayleigh")
-    cost = round_cost(plan, asked, "overlap", "rayleigh", "streamed")
-    check(cost, plan, asked, fading="rayleigh")
-    steady = round_cost(plan, asked, "overlap", "none", "streamed")
+    request = drawn_request("edge", 1)
+    plan = planned(request, fading="rayleigh")
+    cost = round_cost(plan, request, "overlap", "rayleigh", "streamed")
+    check(cost, plan, request, fading="rayleigh")
+    steady = round_cost(plan, request, "overlap", "none", "streamed")
     assert steady.clusters[0].upload_s < plan.clusters[0].uplink.upload_s
 
 
 def test_costs_do_not_depend_on_the_times_that_a_plan_claims() -> None:
-    asked = drawn_request("paper", 0)
-    plan = planned(asked)
+    request = drawn_request("paper", 0)
+    plan = planned(request)
     clusters = (
         replace(each, latency_s=1.0, uplink=replace(each.uplink, upload_s=1.0, finish_s=1.0))
         for each in plan.clusters
     )
     boasting = replace(plan, clusters=tuple(clusters))
-    costs = [round_cost(each, asked, "overlap", "none", "streamed") for each in (boasting, plan)]
+    costs = [round_cost(each, request, "overlap", "none", "streamed") for each in (boasting, plan)]
     assert costs[0] == costs[1]
 
 
 def test_a_round_without_units_or_without_uplinks_has_no_such_cost() -> None:
-    asked = drawn_request("paper", 0)
+    request = drawn_request("paper", 0)
     for uplink in ("streamed", "after"):
-        nobody = round_cost(RoundPlan(1, ()), asked, "overlap", "none", uplink)
-        assert nobody == RoundCost(0.0, ())
-    silent = tuple(replace(each, uplink=None) for each in planned(asked).clusters)
-    cost = round_cost(RoundPlan(1, silent), asked, "overlap", "none", "streamed")
+        empty = round_cost(RoundPlan(1, ()), request, "overlap", "none", uplink)
+        assert empty == RoundCost(0.0, ())
+    silent = tuple(replace(each, uplink=None) for each in planned(request).clusters)
+    cost = round_cost(RoundPlan(1, silent), request, "overlap", "none", "streamed")
     assert cost.delay_s == max(each.pipeline_s for each in cost.clusters)
     assert [each.finish_s for each in cost.clusters] == [each.pipeline_s for each in cost.clusters]
     assert {(each.upload_s, each.upload_energy_j) for each in cost.clusters} == {(None, 0.0)}

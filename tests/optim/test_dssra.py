@@ -25,7 +25,7 @@ def cluster(unit: int, rng: np.random.Generator) -> ClusterState:
     return ClusterState(unit, devices, 50, Uplink(0.5, 10.0, 1e6, 2e6, gains))
 
 
-def request(num_units: int = 4) -> RoundRequest:
+def request_of(num_units: int = 4) -> RoundRequest:
     """Return a request of N units and two channels."""
     rng = np.random.default_rng(0)
     return RoundRequest(
@@ -43,13 +43,13 @@ def request(num_units: int = 4) -> RoundRequest:
     )
 
 
-def plan(asked: RoundRequest, strategy: Dssra | None = None) -> RoundPlan:
-    return (strategy or Dssra()).plan_round(asked, np.random.default_rng(0))
+def plan(request: RoundRequest, strategy: Dssra | None = None) -> RoundPlan:
+    return (strategy or Dssra()).plan_round(request, np.random.default_rng(0))
 
 
 @SOLVERS
 def test_a_round_has_one_unit_per_channel_and_each_holds_all_blocks(solver: str) -> None:
-    planned = plan(request(), Dssra(solver=solver))
+    planned = plan(request_of(), Dssra(solver=solver))
     assert len(planned.clusters) == 2
     assert {one.uplink.channel for one in planned.clusters} == {0, 1}
     for one in planned.clusters:
@@ -59,23 +59,25 @@ def test_a_round_has_one_unit_per_channel_and_each_holds_all_blocks(solver: str)
         assert 1 <= one.num_micro_batches <= 8
         assert 0 < one.uplink.power_w <= 0.5
     assert planned.certificate.solver == solver
-    assert planned == plan(request(), Dssra(solver=solver))
+    assert planned == plan(request_of(), Dssra(solver=solver))
 
 
 def test_the_papers_solver_is_not_better_than_the_exact_one() -> None:
-    exact, paper = (plan(request(), Dssra(solver=solver)) for solver in ("exact", "paper"))
+    exact, paper = (plan(request_of(), Dssra(solver=solver)) for solver in ("exact", "paper"))
     assert exact.certificate.gap <= 1e-9
     assert paper.certificate.objective >= exact.certificate.objective * (1 - 1e-9)
 
 
 def test_queues_follow_eq_29_and_give_every_unit_a_turn() -> None:
-    asked, seen = request(), []
+    request, seen = request_of(), []
     for round_ in range(1, 13):
-        planned = plan(replace(asked, round=round_))
+        planned = plan(replace(request, round=round_))
         assert len(planned.gammas) == len(planned.queues) == 4
-        for before, gamma, after in zip(asked.queues, planned.gammas, planned.queues, strict=True):
+        for before, gamma, after in zip(
+            request.queues, planned.gammas, planned.queues, strict=True
+        ):
             assert after == pytest.approx(max(before + gamma - 0.84, 0.0))
-        asked = replace(asked, queues=planned.queues)
+        request = replace(request, queues=planned.queues)
         seen += [one.unit for one in planned.clusters]
     assert set(seen) == {0, 10, 20, 30}
     assert max(seen.count(unit) for unit in set(seen)) <= 8
@@ -99,14 +101,14 @@ def test_all_times_but_the_models_upload_scale_with_local_steps() -> None:
 
 def of_steps(steps: int) -> RoundRequest:
     """Return a request of one unit with ``steps`` local steps."""
-    (state,) = request(1).clusters
+    (state,) = request_of(1).clusters
     uplink = replace(state.uplink, activation_bits=steps * 2e6)
-    return replace(request(1), local_steps=steps, clusters=(replace(state, uplink=uplink),))
+    return replace(request_of(1), local_steps=steps, clusters=(replace(state, uplink=uplink),))
 
 
 def test_segments_and_micro_batches_have_an_upper_limit() -> None:
     hurried = Dssra(drift_weight=1e3)
-    quick = replace(request(1), clusters=(without_hops(request(1).clusters[0]),))
+    quick = replace(request_of(1), clusters=(without_hops(request_of(1).clusters[0]),))
     free = plan(quick, hurried).clusters[0]
     assert len(free.segments) == 3
     assert free.num_micro_batches > 2
@@ -116,7 +118,7 @@ def test_segments_and_micro_batches_have_an_upper_limit() -> None:
     with pytest.raises(
         InfeasibleRoundError, match=r"fewer than 2 segments, pipeline\.num_segments=1"
     ):
-        plan(replace(request(1), num_segments=1))
+        plan(replace(request_of(1), num_segments=1))
 
 
 def without_hops(state: ClusterState) -> ClusterState:
@@ -134,37 +136,37 @@ def small(state: ClusterState) -> ClusterState:
 
 
 def test_a_cluster_that_cannot_hold_the_model_takes_no_part() -> None:
-    asked = request(3)
-    first, *rest = asked.clusters
-    planned = plan(replace(asked, clusters=(small(first), *rest)))
+    request = request_of(3)
+    first, *rest = request.clusters
+    planned = plan(replace(request, clusters=(small(first), *rest)))
     assert [one.unit for one in planned.clusters] == [10, 20]
-    nobody = r"^unit 0: .*; 2 more units cannot either$"
-    with pytest.raises(InfeasibleRoundError, match=nobody) as caught:
-        plan(replace(asked, clusters=tuple(small(state) for state in asked.clusters)))
+    message = r"^unit 0: .*; 2 more units cannot either$"
+    with pytest.raises(InfeasibleRoundError, match=message) as caught:
+        plan(replace(request, clusters=tuple(small(state) for state in request.clusters)))
     assert "\n" not in str(caught.value)
 
 
 def test_a_unit_without_gains_for_all_channels_takes_no_part() -> None:
-    asked = request(3)
-    first, second, third = asked.clusters
+    request = request_of(3)
+    first, second, third = request.clusters
     other = replace(second, uplink=replace(second.uplink, gains=(1.0,)))
-    planned = plan(replace(asked, clusters=(replace(first, uplink=None), other, third)))
+    planned = plan(replace(request, clusters=(replace(first, uplink=None), other, third)))
     assert [one.unit for one in planned.clusters] == [20]
     with pytest.raises(InfeasibleRoundError, match="no uplink has gains for 2 channels; add them"):
-        plan(replace(asked, clusters=(other,), queues=(0.0,)))
+        plan(replace(request, clusters=(other,), queues=(0.0,)))
 
 
 def test_estimated_constants_give_kappa_by_its_definition() -> None:
     """κ = βη²/(2N) = 3·0.1²/(2·4), which the Γ of idle units shows."""
-    asked = replace(request(), learning_rate=0.1, estimates=Estimates(0.2, 3.0))
-    planned = plan(asked, Dssra(constants="estimated"))
+    request = replace(request_of(), learning_rate=0.1, estimates=Estimates(0.2, 3.0))
+    planned = plan(request, Dssra(constants="estimated"))
     idle = 0.00375 * (0.08 / 0.065 + 0.2)
     busy = {one.unit // 10 for one in planned.clusters}
     assert [planned.gammas[n] for n in range(4) if n not in busy] == [pytest.approx(idle)] * 2
 
 
 def test_idle_queues_are_longer_than_queues_only_for_scheduled_units() -> None:
-    planned = plan(request())
+    planned = plan(request_of())
     scheduled = {one.unit // 10 for one in planned.clusters}
     for unit, (queue, idle) in enumerate(zip(planned.queues, planned.idle_queues, strict=True)):
         assert (queue < idle) == (unit in scheduled)

@@ -27,10 +27,10 @@ class Counted:
     """A solver that counts its calls."""
 
     def __init__(self, name: str) -> None:
-        self.solve, self.asked = cluster_solver(name), 0
+        self.solve, self.calls = cluster_solver(name), 0
 
     def __call__(self, problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
-        self.asked += 1
+        self.calls += 1
         return self.solve(problem, rng)
 
 
@@ -48,16 +48,16 @@ def test_equal_problems_are_solved_once_and_changed_ones_again() -> None:
     solve = Counted("exact")
     first = solve_cached(cluster(SLOW, FAST), solve, rng(1))
     assert solve_cached(cluster(SLOW, FAST), solve, rng(2)) == first
-    assert solve.asked == 1
+    assert solve.calls == 1
     changed = cluster(SLOW, replace(FAST, u=0.0201))
     assert solve_cached(changed, solve, rng()) == exact_partition(changed).front != first
-    assert solve.asked == 2
+    assert solve.calls == 2
 
 
 def test_a_solver_that_draws_random_numbers_is_always_called() -> None:
     solve, problem = Counted("no_segment_scheduling"), cluster(SLOW, FAST, SLOW, FAST)
     found = {solve_cached(problem, solve, rng(seed))[0].blocks for seed in range(10)}
-    assert solve.asked == 10
+    assert solve.calls == 10
     assert len(found) > 1
 
 
@@ -82,8 +82,8 @@ def test_solvers_do_not_share_cached_fronts() -> None:
 def test_a_refuted_answer_is_not_cached() -> None:
     problem = cluster(SLOW, FAST)
 
-    def claims_too_much(asked: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
-        right = exact_partition(asked)
+    def claims_too_much(given: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+        right = exact_partition(given)
         return replace(right, front=(replace(right.best, latency_s=0.1),))
 
     for _ in range(2):
@@ -96,8 +96,8 @@ def test_the_most_recently_used_fronts_are_kept(monkeypatch: pytest.MonkeyPatch)
     solve, one, two, three = Counted("exact"), cluster(SLOW), cluster(FAST), cluster(FAST, FAST)
     for problem in (one, two, one, three):  # ``two`` is now the least recently used
         solve_cached(problem, solve, rng())
-    assert solve.asked == 3
+    assert solve.calls == 3
     solve_cached(one, solve, rng())
-    assert solve.asked == 3
+    assert solve.calls == 3
     solve_cached(two, solve, rng())
-    assert solve.asked == 4
+    assert solve.calls == 4

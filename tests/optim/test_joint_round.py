@@ -28,7 +28,7 @@ from tests.thorough import cases, chosen
 
 def with_sharing(preset: str, seed: int, num_units: int = 10) -> RoundRequest:
     """Draw a round in which all devices may share stages and differ in speed."""
-    asked, rng = drawn_request(preset, seed, num_units), np.random.default_rng(seed)
+    request, rng = drawn_request(preset, seed, num_units), np.random.default_rng(seed)
     clusters = (
         replace(
             state,
@@ -41,9 +41,9 @@ def with_sharing(preset: str, seed: int, num_units: int = 10) -> RoundRequest:
                 for each in state.devices
             ),
         )
-        for state in asked.clusters
+        for state in request.clusters
     )
-    return replace(asked, clusters=tuple(clusters))
+    return replace(request, clusters=tuple(clusters))
 
 
 @contextmanager
@@ -59,20 +59,20 @@ def searched_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield searched
 
 
-def plan(strategy: Dssra, asked: RoundRequest) -> RoundPlan:
-    return strategy.plan_round(asked, np.random.default_rng(0))
+def plan(strategy: Dssra, request: RoundRequest) -> RoundPlan:
+    return strategy.plan_round(request, np.random.default_rng(0))
 
 
 def both(
-    monkeypatch: pytest.MonkeyPatch, strategy: Dssra, asked: RoundRequest
+    monkeypatch: pytest.MonkeyPatch, strategy: Dssra, request: RoundRequest
 ) -> tuple[RoundPlan, RoundPlan, list[int]]:
     """Return the round's plan, the plan with all units searched, and the units searched for the
     first."""
     with searched_units(monkeypatch) as searched:
-        found = plan(strategy, asked)
+        found = plan(strategy, request)
     with monkeypatch.context() as patch:
         patch.setattr(joint_round, "_bounds_hold", lambda request: False)
-        return found, plan(strategy, asked), searched
+        return found, plan(strategy, request), searched
 
 
 @pytest.mark.parametrize("uplink", ["streamed", "after"])
@@ -82,12 +82,12 @@ def test_a_round_is_as_good_as_if_all_units_were_searched(
 ) -> None:
     strategy, units, few = Dssra(latency=latency, uplink=uplink), 0, 0
     for seed in range(cases(few=2, many=20)):
-        asked = with_sharing(["paper", "edge"][seed % 2], seed)
-        found, best, searched = both(monkeypatch, strategy, asked)
+        request = with_sharing(["paper", "edge"][seed % 2], seed)
+        found, best, searched = both(monkeypatch, strategy, request)
         assert found.certificate and best.certificate
         assert found.certificate.objective == pytest.approx(best.certificate.objective, rel=1e-9)
         assert found.certificate.gap == pytest.approx(best.certificate.gap, abs=1e-9)
-        units, few = units + len(asked.clusters), few + len(searched)
+        units, few = units + len(request.clusters), few + len(searched)
     assert few < units / 2
 
 
@@ -99,21 +99,21 @@ def test_short_searches_of_few_units_are_nearly_as_good_as_of_all(
     objective."""
     strategy, fewer = Dssra(max_nodes=max_nodes), 0
     for seed in range(cases(few=4, many=40)):
-        asked = with_sharing("paper", seed)
-        found, best, searched = both(monkeypatch, strategy, asked)
+        request = with_sharing("paper", seed)
+        found, best, searched = both(monkeypatch, strategy, request)
         assert found.certificate and best.certificate
         time_s = max(each.uplink.finish_s for each in found.clusters if each.uplink)
         small = 0.01 * strategy.drift_weight * time_s
         assert found.certificate.objective <= best.certificate.objective + small
-        fewer += len(searched) < len(asked.clusters)
+        fewer += len(searched) < len(request.clusters)
     assert fewer or not max_nodes
 
 
 def test_a_unit_is_scheduled_by_its_known_plan_and_not_by_its_bound() -> None:
     """Unit 1's bound is below the time of unit 2's plan, but the plan found for unit 1 is
     slower."""
-    asked, rng = drawn_request("paper", 1), np.random.default_rng(0)
-    cluster = asked.clusters[0]
+    request, rng = drawn_request("paper", 1), np.random.default_rng(0)
+    cluster = request.clusters[0]
     assert cluster.uplink
     uplink = replace(
         cluster.uplink,
@@ -133,21 +133,21 @@ def test_a_unit_is_scheduled_by_its_known_plan_and_not_by_its_bound() -> None:
     clusters = tuple(
         ClusterState(unit, devices, 10, uplink) for unit, devices in ((1, many), (2, (fast,)))
     )
-    asked = replace(
-        asked,
+    request = replace(
+        request,
         clusters=clusters,
         num_micro_batches=8,
-        channels=asked.channels[:1],
+        channels=request.channels[:1],
         queues=(20.0, 20.0),
         losses=(1.0, 1.0),
     )
-    assert [each.unit for each in plan(Dssra(), asked).clusters] == [2]
+    assert [each.unit for each in plan(Dssra(), request).clusters] == [2]
 
 
 def test_limits_that_a_framework_ignores_exclude_no_unit() -> None:
     """As a framework's rule, ``exact`` exceeds the limits of devices that are too small."""
-    asked = replace(with_sharing("paper", 1), partition="exact")
-    usual, *others = asked.clusters
+    request = replace(with_sharing("paper", 1), partition="exact")
+    usual, *others = request.clusters
     small = (
         replace(
             state,
@@ -157,8 +157,8 @@ def test_limits_that_a_framework_ignores_exclude_no_unit() -> None:
         )
         for state in others
     )
-    found = plan(Dssra(), replace(asked, clusters=(usual, *small)))
-    assert len(found.clusters) == len(plan(Dssra(), asked).clusters)
+    found = plan(Dssra(), replace(request, clusters=(usual, *small)))
+    assert len(found.clusters) == len(plan(Dssra(), request).clusters)
     assert any(each.over_limits for each in found.clusters)
 
 
@@ -166,7 +166,7 @@ def test_a_unit_with_a_bound_but_no_plan_takes_no_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other units are planned, and not all of them are searched."""
-    asked, lost, searched = with_sharing("paper", 1), list[int](), list[int]()
+    request, lost, searched = with_sharing("paper", 1), list[int](), list[int]()
 
     def found(request: RoundRequest, *args: Any) -> tuple[Front, ...]:
         units = [each.unit for each in request.clusters]
@@ -177,19 +177,19 @@ def test_a_unit_with_a_bound_but_no_plan_takes_no_part(
         return fronts(request, *args)
 
     monkeypatch.setattr(joint_round, "fronts", found)
-    planned = plan(Dssra(), asked)
+    planned = plan(Dssra(), request)
     assert {each.unit for each in planned.clusters}.isdisjoint(lost)
-    assert len(searched) < len(asked.clusters)
+    assert len(searched) < len(request.clusters)
 
 
 def test_all_units_are_searched_if_a_gap_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     """A unit whose bound is higher than another unit's may still be better than the other's known
     plan."""
-    asked = with_sharing("paper", 1)
+    request = with_sharing("paper", 1)
     with searched_units(monkeypatch) as searched:
-        found = plan(Dssra(max_nodes=0), asked)
+        found = plan(Dssra(max_nodes=0), request)
     assert found.certificate and found.certificate.gap > 0
-    assert {each.unit for each in asked.clusters} <= set(searched)
+    assert {each.unit for each in request.clusters} <= set(searched)
 
 
 @pytest.mark.parametrize("draw", [drawn, tight])
@@ -215,13 +215,13 @@ def test_no_plan_is_faster_than_the_bound_of_its_cluster(
 
 
 def test_bounds_cover_all_local_steps_and_each_place_of_the_head() -> None:
-    asked = with_sharing("paper", 1)
+    request = with_sharing("paper", 1)
     strategy, rng = Dssra(), np.random.default_rng(0)
-    every = fronts(asked, "overlap", shared_partition, rng, strategy)
-    for cluster, front in zip(asked.clusters, every, strict=True):
-        points = bound_points(asked, cluster, "overlap")
+    every = fronts(request, "overlap", shared_partition, rng, strategy)
+    for cluster, front in zip(request.clusters, every, strict=True):
+        points = bound_points(request, cluster, "overlap")
         assert bool(points) == bool(front)
         for point in points:
             own = min(each.latency_s for each in front if each.head == point.head)
             assert 0.7 * own < point.bound_s <= own and math.isinf(point.latency_s)
-    assert asked.local_steps > 1
+    assert request.local_steps > 1

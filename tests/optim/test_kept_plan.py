@@ -100,8 +100,8 @@ def test_the_order_of_sums_depends_on_neither_times_nor_lost_devices(
 
 
 def test_a_device_that_returns_gets_its_share_back() -> None:
-    gone = planned(request_of(SHARED, limits={"b": 0}))
-    assert [each.holders for each in gone.segments] == ["(3 a, 1 a)", "c"]
+    without_b = planned(request_of(SHARED, limits={"b": 0}))
+    assert [each.holders for each in without_b.segments] == ["(3 a, 1 a)", "c"]
     assert planned(request_of(SHARED)).segments == SHARED.segments
 
 
@@ -255,8 +255,8 @@ def test_shares_are_kept_if_any_devices_can_hold_them(schedule: str) -> None:
             first = planned(replace(request, clusters=(cluster,)))
         except InfeasibleRoundError:
             continue
-        gone = rng.choice([*names], len(names) - 2, replace=False)
-        there = [replace(each, max_blocks=0) if each.name in gone else each for each in devices]
+        absent = rng.choice([*names], len(names) - 2, replace=False)
+        there = [replace(each, max_blocks=0) if each.name in absent else each for each in devices]
         step = law if rng.random() < 0.7 else None
         cluster = replace(cluster, devices=tuple(there), step=step)
         request = replace(request, clusters=(cluster,), kept=(first,))
@@ -268,7 +268,7 @@ def test_shares_are_kept_if_any_devices_can_hold_them(schedule: str) -> None:
         for each in schedules(schedule, measured=step is not None):
             problem = cluster_problem(replace(request, schedule=each), cluster, "overlap")
             rows = largest_rows(problem, first.num_micro_batches)
-            for segments in assignments(first.segments, {*names} - {*gone}):
+            for segments in assignments(first.segments, {*names} - {*absent}):
                 plan = replace(first, segments=tuple(segments))
                 stages = stages_of_plan(plan, problem.devices, rows)
                 point = decided(problem, stages, first.num_micro_batches)
@@ -372,11 +372,11 @@ def test_runs_with_links_or_a_segment_limit_survive_a_lost_device() -> None:
     for used, bound in ((devices, None), ([replace(d, links=()) for d in devices], 2)):
         state = replace(cluster, devices=tuple(used))
         first = planned(replace(request, clusters=(state,), num_segments=bound), "exact")
-        for gone in "abc":
-            left = (replace(d, max_blocks=0) if d.name == gone else d for d in used)
+        for lost in "abc":
+            left = (replace(d, max_blocks=0) if d.name == lost else d for d in used)
             state = replace(cluster, devices=tuple(left))
             later = replace(request, clusters=(state,), num_segments=bound, kept=(first,))
-            assert gone not in planned(later, "exact").devices
+            assert lost not in planned(later, "exact").devices
 
 
 def test_micro_batches_that_need_too_many_segments_are_not_kept() -> None:

@@ -170,9 +170,9 @@ def test_the_laws_are_ordered(cluster: tuple[list[int], int, int], data: st.Data
     )
     assert bound >= shop * (1 - 1e-12)
     assert shop >= overlap * (1 - 1e-12)
-    alike, shares = [drawn[0]] * len(blocks), [blocks[0]] * len(blocks)
-    same = seconds(alike, shares, "flow_shop")
-    assert seconds(alike, shares, "bound") == pytest.approx(same, rel=1e-12)
+    equal, shares = [drawn[0]] * len(blocks), [blocks[0]] * len(blocks)
+    same = seconds(equal, shares, "flow_shop")
+    assert seconds(equal, shares, "bound") == pytest.approx(same, rel=1e-12)
 
 
 def test_devices_without_blocks_take_no_time() -> None:

@@ -86,9 +86,9 @@ def test_a_cluster_is_planned_by_any_solver_and_with_fewer_micro_batches() -> No
     ],
 )
 def test_an_impossible_cluster_is_refused(changes: dict[str, object], message: str) -> None:
-    asked = {"devices": DEVICES, "num_blocks": 12, "batch_size": 16, **changes}
+    arguments = {"devices": DEVICES, "num_blocks": 12, "batch_size": 16, **changes}
     with pytest.raises(ConfigError, match=message):
-        plan_cluster(**asked)
+        plan_cluster(**arguments)
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:
@@ -156,9 +156,9 @@ def test_a_previous_plan_of_other_clusters_is_refused(name: str) -> None:
     ],
 )
 def test_an_impossible_round_is_refused(changes: dict[str, object], message: str) -> None:
-    asked = {"clusters": CLUSTERS, "channels": CHANNELS, **SIZES, **changes}
+    arguments = {"clusters": CLUSTERS, "channels": CHANNELS, **SIZES, **changes}
     with pytest.raises(ConfigError, match=message):
-        plan_round(**asked)
+        plan_round(**arguments)
 
 
 @pytest.mark.parametrize("figures", [(0, 1, 1), (math.nan, 1, 1), (1, -1, 1), (1, 1, math.inf)])

@@ -27,7 +27,7 @@ from optim.verify.cluster import check_plan
 from optim.verify.witness import witness_of
 from tests.optim.sharing.instances import budgeted, drawn, linked, tight
 from tests.optim.sharing.oracle import fastest_at, fastest_s
-from tests.optim.uplink_times import asked, solved
+from tests.optim.uplink_times import sampled_times, solved
 from tests.step_laws import law_of
 from tests.step_laws import stages_of as held
 from tests.thorough import cases, chosen
@@ -56,7 +56,7 @@ def solve(problem: ClusterProblem, solver: ClusterSolver = exact_partition):  # 
 
 def solve_as_fast(problem: ClusterProblem, solver: ClusterSolver) -> bool:
     """Compare the front with all plans; return False if no plan is feasible."""
-    return solved(problem, solver, fastest_at(problem, asked(problem))) is not None
+    return solved(problem, solver, fastest_at(problem, sampled_times(problem))) is not None
 
 
 def instance(
@@ -171,7 +171,7 @@ def test_no_plan_within_energy_budgets_is_faster(
     ):  # rare: the plan is feasible only over a link
         problem = instance(draw, solver, 8, number)
         problem = budgeted(problem, np.random.default_rng((9, number)))
-        expected = fastest_at(problem, asked(problem))
+        expected = fastest_at(problem, sampled_times(problem))
         if (solution := solved(problem, solver, expected)) is not None:
             witnessed(problem, solution)
             most = zip(problem.devices, with_hops(problem, max).devices, strict=True)

@@ -37,7 +37,7 @@ from optim.solvers import cluster_solver
 from optim.verified import solve_verified
 from optim.verify import verify_plan
 from optim.verify.cluster import check_point
-from tests.optim.uplink_times import asked, solved
+from tests.optim.uplink_times import sampled_times, solved
 from tests.thorough import cases, chosen
 
 TWICE = 4 / 3  # the factor of a block's time
@@ -115,7 +115,7 @@ def test_no_combination_is_faster(seed: int, solver: ClusterSolver) -> None:
     recomputing = 0
     for number in range(40):
         problem = drawn(np.random.default_rng((seed, number)))
-        solution = solved(problem, solver, all_modes(problem, solver, asked(problem)))
+        solution = solved(problem, solver, all_modes(problem, solver, sampled_times(problem)))
         if solution is None:
             continue
         for point in solution.front:
@@ -287,14 +287,14 @@ def test_at_most_ten_different_devices_are_searched_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "says"),
+    ("num_blocks", "message"),
     [
         (14, r"hold at most 13 of 14 blocks .*\(d0: 2 by memory, .*, d11: 1 by memory"),
         (12, "^12 devices are too many to try all orders; the 10 that hold most blocks: "),
     ],
 )
 def test_errors_count_all_devices_or_say_how_many_were_tried(
-    num_blocks: int, says: str, monkeypatch: pytest.MonkeyPatch
+    num_blocks: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of 12 different devices holds one block; the first holds two if it is the last stage."""
     monkeypatch.setattr("optim.verified._possible", lambda *_: [])
@@ -307,7 +307,7 @@ def test_errors_count_all_devices_or_say_how_many_were_tried(
         for k, limit in enumerate([19.0, *[10.0] * 11])
     )
     problem = ClusterProblem(devices, num_blocks, 8, 8, "overlap", in_flight=tuple(range(1, 13)))
-    with pytest.raises(InfeasibleRoundError, match=says):
+    with pytest.raises(InfeasibleRoundError, match=message):
         solve_verified(problem, exact_partition, np.random.default_rng(0))
 
 

@@ -27,8 +27,8 @@ STRATEGIES: dict[str, Planner] = {
 @pytest.mark.parametrize("preset", ["paper", "edge"])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_request_read_from_json_is_equal_to_the_original(preset: str, seed: int) -> None:
-    asked = replace(drawn_request(preset, seed), partition="titanic" if seed % 2 else None)
-    assert REQUEST.validate_json(REQUEST.dump_json(asked)) == asked
+    request = replace(drawn_request(preset, seed), partition="titanic" if seed % 2 else None)
+    assert REQUEST.validate_json(REQUEST.dump_json(request)) == request
 
 
 @pytest.mark.parametrize("preset", [pytest.param("paper", marks=pytest.mark.thorough), "edge"])
@@ -37,9 +37,9 @@ def test_a_replayed_request_gives_the_same_plan(strategy: str, preset: str) -> N
     """A framework prescribes the partition or not. Each plan satisfies all constraints."""
     planner = STRATEGIES[strategy]
     for partition in (None, "no_segment_scheduling", "vanilla_fl"):
-        asked = replace(drawn_request(preset, 3), partition=partition)
-        again = REQUEST.validate_json(REQUEST.dump_json(asked))
-        plans = [planner.plan_round(each, np.random.default_rng(7)) for each in (asked, again)]
+        request = replace(drawn_request(preset, 3), partition=partition)
+        again = REQUEST.validate_json(REQUEST.dump_json(request))
+        plans = [planner.plan_round(each, np.random.default_rng(7)) for each in (request, again)]
         assert plans[0] == plans[1]
         assert plans[0].clusters
-        verify_plan(plans[0], asked)
+        verify_plan(plans[0], request)

@@ -68,8 +68,8 @@ def test_free_cores_give_the_longest_path(
         if stage == last:
             number = action.micro_batch
             before = ended(stage, Action(BACKWARD, number - 1)) if number else 0.0
-            came = sent(stage - 1, Action(FORWARD, number))
-            return came if action.kind == FORWARD else max(came, before) + head_s
+            arrived_s = sent(stage - 1, Action(FORWARD, number))
+            return arrived_s if action.kind == FORWARD else max(arrived_s, before) + head_s
         place = lists[stage].index(action)
         before = ended(stage, lists[stage][place - 1]) if place else 0.0
         source = stage - 1 if action.kind == FORWARD else stage + 1

@@ -15,7 +15,7 @@ from collapipe.state import AffineLaw, DeviceProfile
 from optim.latency import batch_s, partition_of, streamed_s
 from optim.problem import ClusterProblem, Latency, Partition
 from pipeline.schedule import gpipe, one_f_one_b
-from tests.optim.discrete_event import Behind, Chunk, Line, Station
+from tests.optim.discrete_event import Chunk, LaterStages, Line, Station
 from tests.optim.schedule_runs import (
     ALL,
     LAWS,
@@ -121,15 +121,15 @@ def test_gpipe_takes_the_longer_of_two_lines_of_machines(
         data.draw(st.lists(st.builds(Chunk, seconds, seconds), min_size=count, max_size=count))
         for _ in range(2)
     )
-    behind = Behind(*(data.draw(seconds) for _ in range(3)))
+    later = LaterStages(*(data.draw(seconds) for _ in range(3)))
     ways = [
         [stage for chunk in way for stage in stages(chunk, latency)] for way in (forward, backward)
     ]
-    between = [behind.uplink_s, behind.head_s, behind.gradient_s]
+    between = [later.uplink_s, later.head_s, later.gradient_s]
     apart = sum(sum(way) + (m - 1) * max(way) for way in ways)
     whole = [*ways[0], *between, *ways[1]]
     expected = max(apart, sum(whole) + (m - 1) * max(whole))
-    found = Case(forward, backward, m, behind).run(gpipe, latency)
+    found = Case(forward, backward, m, later).run(gpipe, latency)
     assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
@@ -153,7 +153,7 @@ def test_with_an_uplink_alone_the_law_bounds_both_schedules(schedule: Scheduler)
 
 def test_with_an_uplink_alone_arbitrary_devices_exceed_the_law() -> None:
     """1F1B exceeds it in about 1 % of the draws, by 2 %; GPipe in about 10 %, by up to 25 %."""
-    cases = draws(600, UPLINK, alike=False)
+    cases = draws(600, UPLINK, constant_ratios=False)
     flying, flushing = (ratios(cases, schedule) for schedule in (one_f_one_b, gpipe))
     assert 1.01 < max(flying) < 1.03
     assert sum(each > 1 + 1e-12 for each in flying) < 12
@@ -181,11 +181,13 @@ def test_stages_after_the_uplink_make_one_f_one_b_exceed_the_law() -> None:
     assert 1.4 < max(starved) < 1.7
 
 
-@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("constant_ratios", [True, False])
 @pytest.mark.parametrize("hops", [False, True])
-def test_one_f_one_b_with_two_more_in_flight_stays_within_the_law(hops: bool, alike: bool) -> None:
+def test_one_f_one_b_with_two_more_in_flight_stays_within_the_law(
+    hops: bool, constant_ratios: bool
+) -> None:
     """This holds for all devices and hops."""
-    found = ratios(draws(300, ALL, hops, alike), two_more_in_flight)
+    found = ratios(draws(300, ALL, hops, constant_ratios), two_more_in_flight)
     assert max(found) <= 1 + 1e-12
     assert 0.9 < statistics.mean(found) < 0.98
 

@@ -26,9 +26,9 @@ def cases(draw: st.DrawFn) -> tuple[ClusterProblem, Partition]:
     blocks = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any))
     devices = tuple(DeviceProfile(f"d{k}", draw(laws)) for k in range(len(blocks)))
     latency, batch_size = draw(st.sampled_from(LATENCIES)), draw(st.integers(1, 32))
-    uplinks, behind = (draw(waits),), (draw(waits), draw(waits))
+    uplinks_s, later_s = (draw(waits),), (draw(waits), draw(waits))
     sizes = sum(blocks), batch_size, batch_size
-    problem = ClusterProblem(devices, *sizes, latency, uplinks, *behind)
+    problem = ClusterProblem(devices, *sizes, latency, uplinks_s, *later_s)
     m = draw(st.integers(1, min(batch_size, 9)))
     return problem, partition_of(problem, blocks, m)
 
@@ -54,8 +54,8 @@ def test_the_last_stage_after_the_encoder_ends_at_the_time_of_the_law(
     problem, partition = case
     (uplink_s,), m = problem.activation_s, partition.num_micro_batches
     found = stages_after_encoder(problem, partition, uplink_s)
-    told = {"uplink": uplink_s, "head": problem.head_s, "gradients": problem.gradient_s}
-    expected = {name: pytest.approx(each / m) for name, each in told.items() if each}
+    totals_s = {"uplink": uplink_s, "head": problem.head_s, "gradients": problem.gradient_s}
+    expected = {name: pytest.approx(each / m) for name, each in totals_s.items() if each}
     assert {stage.name: stage.each_s for stage in found} == expected
     if found:
         end = found[-1].starts[-1] + found[-1].each_s
@@ -79,14 +79,14 @@ def test_stages_after_the_encoder_begin_when_micro_batches_arrive(
         machines = [time for chunk in chunks for time in chunk]
     elif problem.latency == "bound":
         machines = [max(machines)] * len(machines)
-    behind = {
+    later_s = {
         "uplink": uplink_s / m,
         "head": problem.head_s / m,
         "gradients": problem.gradient_s / m,
     }
-    line = Line([Station("", each, 0.0) for each in (*machines, *behind.values())])
+    line = Line([Station("", each, 0.0) for each in (*machines, *later_s.values())])
     line.run(m)
-    places = {name: len(machines) + place for place, name in enumerate(behind)}
+    places = {name: len(machines) + place for place, name in enumerate(later_s)}
     for stage in stages_after_encoder(problem, partition, uplink_s):
         assert stage.starts == pytest.approx(line.starts_s[places[stage.name]], rel=1e-9, abs=1e-12)
 

@@ -15,7 +15,7 @@ from optim.verify.cluster import verify_cluster
 _BETWEEN = (0.3, 2.0, 9.0, 30.0, 1e3)  # samples of a range of uplink times
 
 
-def asked(problem: ClusterProblem) -> list[float]:
+def sampled_times(problem: ClusterProblem) -> list[float]:
     """Return the problem's uplink times, and samples if it has a range."""
     finite = [each for each in problem.activation_s if math.isfinite(each)]
     return finite + ([*_BETWEEN] if len(finite) < len(problem.activation_s) else [])
@@ -32,7 +32,9 @@ def solved(
         return None
     solution = solve_verified(problem, solver, np.random.default_rng(0))
     verify_cluster(solution, problem)
-    found_s = [min(batch_s(each, time_s) for each in solution.front) for time_s in asked(problem)]
+    found_s = [
+        min(batch_s(each, time_s) for each in solution.front) for time_s in sampled_times(problem)
+    ]
     assert found_s == pytest.approx(expected_s, rel=1e-9)
     assert solution.certificate.gap == pytest.approx(0, abs=1e-9) and solution.complete
     return solution

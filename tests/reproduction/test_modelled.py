@@ -262,8 +262,8 @@ def test_a_spread_narrows_ranges_around_their_middle_and_1_changes_nothing() -> 
     for spread, width in ((0.0, 0.0), (0.5, 0.35)):
         low, high = paper_world.narrowed(spread).cluster.relative_speed
         assert (high - low, (low + high) / 2) == pytest.approx((width, 0.45))
-    alike = {device.time for device in paper_world.narrowed(0.0).devices(0)}
-    assert len(alike) == 1
+    times = {device.time for device in paper_world.narrowed(0.0).devices(0)}
+    assert len(times) == 1
 
 
 def test_an_even_split_on_the_fastest_devices_is_no_slower_than_on_others() -> None:

@@ -71,7 +71,7 @@ def factor_and_power(job: Job) -> tuple[float, float]:
 
 
 @pytest.fixture
-def as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def power_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up runs transmit with the power in their options."""
     monkeypatch.setattr(
         remark2, "transmission", lambda run: (run.tree["power_w"], error(run.tree["power_w"]))
@@ -84,14 +84,14 @@ def agreed(added: Loss) -> dict[str, bool]:
     return {each.text: each.agrees for each in remark2.FIGURE.evidence((0, 1, 2), training).claims}
 
 
-@pytest.mark.usefixtures("as_told")
+@pytest.mark.usefixtures("power_of_options")
 def test_a_loss_in_proportion_to_the_error_has_diminishing_returns() -> None:
     found = agreed(as_error)
     assert len(found) == 2 + 3 * len(FACTORS)
     assert all(found.values())
 
 
-@pytest.mark.usefixtures("as_told")
+@pytest.mark.usefixtures("power_of_options")
 @pytest.mark.parametrize(
     ("added", "falls", "per_watt", "per_doubling"),
     [
@@ -113,7 +113,7 @@ def test_a_falling_loss_and_diminishing_returns_are_distinguished(
         assert its == [falls, per_watt, per_doubling]
 
 
-@pytest.mark.usefixtures("as_told")
+@pytest.mark.usefixtures("power_of_options")
 def test_findings_are_computed_from_the_runs() -> None:
     evidence = remark2.FIGURE.evidence((0, 1), Made(None, Path(), False))
     found = {each.text: each.ours.mean for each in evidence.findings}
@@ -128,16 +128,16 @@ def test_runs_differ_only_in_noise_and_power() -> None:
     jobs = list[Job]()
 
     class Recorded(Made):
-        def runs(self, asked: Sequence[Job]) -> Mapping[Job, Run]:
-            jobs.extend(asked)
+        def runs(self, requested: Sequence[Job]) -> Mapping[Job, Run]:
+            jobs.extend(requested)
             raise ConfigError("that is all")
 
     with pytest.raises(ConfigError):
         remark2.FIGURE.evidence((0, 1), Recorded(None, Path(), False))
     assert len({(job.variant, job.seed) for job in jobs}) == len(jobs) == 2 * len(SETTINGS)
-    asked = [factor_and_power(job) for job in jobs if job.seed == 1]
-    assert asked == [(each.factor, each.power_w) for each in SETTINGS]
-    assert sum(factor == 0 for factor, _ in asked) == 1
+    settings = [factor_and_power(job) for job in jobs if job.seed == 1]
+    assert settings == [(each.factor, each.power_w) for each in SETTINGS]
+    assert sum(factor == 0 for factor, _ in settings) == 1
 
 
 def test_the_highest_power_is_the_one_in_table_ii() -> None:
@@ -161,8 +161,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "run"
     world = ("cluster=paper", "channel=paper", "strategy=all", "channel.max_power_w=0.2")
     world += ("strategy.energy=adapters",)
-    alike = ("channel.gain_db=[-3,-3]", "channel.interference_w=[0.06,0.06]")
-    play(folder, *world, *alike, "federation.channel_noise=1.0e-3")
+    equal_uplinks = ("channel.gain_db=[-3,-3]", "channel.interference_w=[0.06,0.06]")
+    play(folder, *world, *equal_uplinks, "federation.channel_noise=1.0e-3")
     return folder
 
 
@@ -200,7 +200,7 @@ def _silent(line: RoundReport) -> RoundReport:
     return replace(line, plan=replace(line.plan, clusters=clusters))
 
 
-@pytest.mark.usefixtures("as_told")
+@pytest.mark.usefixtures("power_of_options")
 def test_the_figure_is_written_without_data(
     reproduce: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,9 +220,9 @@ def test_a_job_sets_the_number_of_segments_and_micro_batches() -> None:
     jobs = list[Job]()
 
     class Recorded(Made):
-        def runs(self, asked: Sequence[Job]) -> Mapping[Job, Run]:
-            jobs.extend(asked)
-            return super().runs(asked)
+        def runs(self, requested: Sequence[Job]) -> Mapping[Job, Run]:
+            jobs.extend(requested)
+            return super().runs(requested)
 
     FIG09.evidence((0,), Recorded(Path(), Path(), False))
     assert len({(job.variant, job.seed) for job in jobs}) == len(jobs) == 14

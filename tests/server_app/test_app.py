@@ -28,6 +28,6 @@ def test_an_error_in_the_combination_of_options_is_reported(tmp_path: Path, reso
             main(cast(Grid, None), cast(Context, context))
     finally:
         logging.getLogger("flwr").setLevel(level)
-    told = take_failure(tmp_path, "resume")
-    assert (str(told), told.exit_status) == (str(raised.value), ConfigError.exit_status)
-    assert "task=classification" in str(told)
+    failure = take_failure(tmp_path, "resume")
+    assert (str(failure), failure.exit_status) == (str(raised.value), ConfigError.exit_status)
+    assert "task=classification" in str(failure)

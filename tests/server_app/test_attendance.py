@@ -19,7 +19,7 @@ from collapipe.wire.messages import Failure
 from server_app.checkpoints.file import CheckpointFolder
 from server_app.roster import ABSENT, SILENT, Roster
 
-GONE = {1: Failure(ABSENT, "gone")}
+LOST = {1: Failure(ABSENT, "gone")}
 
 
 UNKNOWN = unknown_cluster(0)
@@ -37,8 +37,8 @@ def after(
 
 
 def test_an_excluded_unit_is_asked_again_less_and_less_often() -> None:
-    own = after(roster(), 1, GONE, {0}, 1)
-    assert own.excluded == GONE
+    own = after(roster(), 1, LOST, {0}, 1)
+    assert own.excluded == LOST
     asked = []
     for round_ in range(2, 120):
         if own.due(round_):
@@ -74,16 +74,16 @@ def test_a_unit_that_replies_with_an_error_has_not_missed_the_round() -> None:
 
 
 class Moving(InlineGrid):
-    """A grid that calls ``turn`` at each round; ``gone`` nodes send an error or no reply."""
+    """A grid that calls ``turn`` at each round; ``absent`` nodes send an error or no reply."""
 
     def __init__(self, turn: Callable[["Moving", int], None]) -> None:
         super().__init__(scripted_units(), 3)
-        self.gone, self.turn, self.asked = set[int](), turn, list[int]()
+        self.absent, self.turn, self.asked = set[int](), turn, list[int]()
         self.leaves_at = ""  # node 3 leaves at a question of this kind
-        self.code: int | None = 5  # Flower's error for a gone node; None: no reply
+        self.code: int | None = 5  # Flower's error for an absent node; None: no reply
 
     def get_node_ids(self) -> Iterable[int]:
-        left = self.gone if self.code == 5 else ()
+        left = self.absent if self.code == 5 else ()
         return [node for node in super().get_node_ids() if node not in left]
 
     def send_and_receive(
@@ -93,13 +93,13 @@ class Moving(InlineGrid):
         for round_ in {m.metadata.group_id for m in messages if m.metadata.message_type == "train"}:
             self.turn(self, int(round_))
         if messages and messages[0].metadata.message_type == self.leaves_at:
-            self.gone = {3}
+            self.absent = {3}
         self.asked += [
             message.metadata.dst_node_id
             for message in messages
             if message.metadata.message_type != records.EVALUATE
         ]
-        away = [each for each in messages if each.metadata.dst_node_id in self.gone]
+        away = [each for each in messages if each.metadata.dst_node_id in self.absent]
         there = [each for each in messages if each not in away]
         replies = list(super().send_and_receive(there, timeout=timeout))
         if self.code is None:
@@ -115,12 +115,12 @@ class Moving(InlineGrid):
 
 
 def rounds_of(
-    folder: Path, turn: Callable[[Moving, int], None], *options: str, gone: int = 0
+    folder: Path, turn: Callable[[Moving, int], None], *options: str, absent: int = 0
 ) -> tuple[list[list[int]], Moving]:
     """The units that finished each round, and the grid."""
     settings = settings_of(folder, (*UNTRAINED, "federation.checkpoint_every=1", *options))
     grid = Moving(turn)
-    grid.gone |= {gone}
+    grid.absent |= {absent}
     train(grid, settings)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["units"] for line in lines], grid
@@ -129,7 +129,7 @@ def rounds_of(
 def test_a_unit_that_leaves_is_excluded_until_it_returns_as_another_node(tmp_path: Path) -> None:
     def turn(grid: Moving, round_: int) -> None:
         if round_ == 2:
-            grid.gone = {3}
+            grid.absent = {3}
             grid.asked.clear()
         if round_ == 4:
             grid.restart(3, as_node=50)
@@ -142,10 +142,10 @@ def test_a_unit_that_leaves_is_excluded_until_it_returns_as_another_node(tmp_pat
 def test_a_unit_that_joins_late_takes_part_from_the_next_round(tmp_path: Path) -> None:
     def turn(grid: Moving, round_: int) -> None:
         if round_ == 2:
-            grid.gone.clear()
+            grid.absent.clear()
 
     fewer = "federation.min_units=2", "federation.wait_s=0", "federation.rounds=3"
-    units, _ = rounds_of(tmp_path, turn, *fewer, gone=4)
+    units, _ = rounds_of(tmp_path, turn, *fewer, absent=4)
     assert units == [[0, 1], [0, 1], [0, 1, 2]]
 
 

@@ -160,8 +160,8 @@ def test_runs_can_be_submitted_on_the_servers_machine(host: str, tmp_path: Path)
     ],
 )
 def test_a_unit_can_ask_whether_it_is_admitted(key: str, admitted: bool, tmp_path: Path) -> None:
-    told = dialled_from("192.0.2.7", tmp_path).get(f"/collapipe/admitted/{key}").json()
-    assert (told["admitted"], told["collapipe"]) == (admitted, __version__)
+    answer = dialled_from("192.0.2.7", tmp_path).get(f"/collapipe/admitted/{key}").json()
+    assert (answer["admitted"], answer["collapipe"]) == (admitted, __version__)
 
 
 def test_metrics_of_the_last_round_are_served_on_the_servers_machine(tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_metrics_of_the_last_round_are_served_on_the_servers_machine(tmp_path: P
     assert client.get("/metrics").text == ""
     report = round_report(3, units=(0, 2), failures={1: "gone"}, bytes_up=5, seconds={"plan": 0.5})
     write_metrics(ServerFolder(tmp_path).metrics, report)
-    told = client.get("/metrics").text.splitlines()
+    metrics = client.get("/metrics").text.splitlines()
     for line in ("collapipe_round 3.0", "collapipe_units 2.0", "collapipe_failures 1.0"):
-        assert line in told
-    assert 'collapipe_bytes{way="up"} 5.0' in told
-    assert 'collapipe_seconds{phase="plan"} 0.5' in told
+        assert line in metrics
+    assert 'collapipe_bytes{way="up"} 5.0' in metrics
+    assert 'collapipe_seconds{phase="plan"} 0.5' in metrics
 
 
 @pytest.fixture
@@ -187,8 +187,8 @@ def client(tmp_path: Path) -> TestClient:
 def pushed(*messages: tuple[int, str]) -> bytes:
     """A request with these messages: (sender, message that it replies to)."""
     found = [
-        Message(metadata=Metadata(src_node_id=sender, reply_to_message_id=asked))
-        for sender, asked in messages
+        Message(metadata=Metadata(src_node_id=sender, reply_to_message_id=message_id))
+        for sender, message_id in messages
     ]
     return PushMessagesRequest(messages_list=found).SerializeToString()
 
@@ -289,18 +289,18 @@ def test_a_large_request_that_is_not_a_part_is_refused(client: TestClient) -> No
 def test_the_words_of_a_units_rows_fit_into_one_part(client: TestClient) -> None:
     """The SuperLink does not import ``questions``, because that would import torch for seconds."""
     most = questions.rows(words=True).size.total_bytes
-    for size, said in ((most, "any run"), (2 * most, "no Content-Length")):  # no run has asked
+    for size, message in ((most, "any run"), (2 * most, "no Content-Length")):  # no run has asked
         head = signed() | {"Content-Length": str(size)}
         answer = client.post(PART, content=b"abc", headers=head)
-        assert answer.status_code == 413 and said in answer.text
+        assert answer.status_code == 413 and message in answer.text
 
 
 def test_the_control_api_answers_in_json_on_the_machine(tmp_path: Path) -> None:
     """Questions that Flower refuses or does not know are answered with an error status."""
 
     async def unregister(request: Request) -> Response:
-        asked = UnregisterNodeRequest.FromString(await request.body())
-        if asked.node_id != 2**63 + 7:
+        parsed = UnregisterNodeRequest.FromString(await request.body())
+        if parsed.node_id != 2**63 + 7:
             return PlainTextResponse("no such node", 404)
         return Response(UnregisterNodeResponse().SerializeToString())
 

@@ -99,8 +99,8 @@ def test_a_reply_that_is_too_large_is_refused_before_anything_is_parsed(
     each = lies(TABLE[kind], more)
     lie = each[data.draw(st.sampled_from(sorted(each)))]()
     with patch.object(records, "_parse", never), patch.object(records, "separated", never):
-        told = answered(reply_of(lie), TABLE[kind])
-    assert isinstance(told, Failure) and told.kind == "WireError"
+        result = answered(reply_of(lie), TABLE[kind])
+    assert isinstance(result, Failure) and result.kind == "WireError"
 
 
 @pytest.mark.parametrize("kind", sorted(TABLE))
@@ -159,8 +159,10 @@ def honest(name: str = "", labels: Mapping[str, int] = {"a": 1, "b": 1}) -> Any:
         unit = int(context.node_config["partition-id"])
         if message.metadata.message_type == records.ROWS:
             return records.pack(RowsReply(unit, 9, labels, {}, name))
-        told = records.unpack(Setup, message.content).unit
-        return records.pack(records.UnitReply(unit if told is None else told, "none", name=name))
+        assigned = records.unpack(Setup, message.content).unit
+        return records.pack(
+            records.UnitReply(unit if assigned is None else assigned, "none", name=name)
+        )
 
     return answer
 
@@ -179,9 +181,9 @@ def nested(message: Message, context: Context) -> RecordDict:
 
 
 def laden(message: Message, context: Context) -> RecordDict:
-    told = honest()(message, context)
-    told["junk"] = records.pack_tensors({"x": torch.zeros(9)})
-    return cast(RecordDict, told)
+    reply = honest()(message, context)
+    reply["junk"] = records.pack_tensors({"x": torch.zeros(9)})
+    return cast(RecordDict, reply)
 
 
 @pytest.mark.parametrize("answer", [failing, raising, nested, laden])
@@ -234,10 +236,10 @@ def test_a_cause_common_to_all_units_is_reported_first_and_once() -> None:
 
 def test_a_silent_unit_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
     """The server asks it again later, but not before the first round."""
-    released, asked = False, list[str]()
+    released, requests = False, list[str]()
 
     def silent(message: Message, context: Context) -> RecordDict:
-        asked.append(message.metadata.message_type)
+        requests.append(message.metadata.message_type)
         while not released:
             time.sleep(0.005)
             cancellation.check()
@@ -249,16 +251,16 @@ def test_a_silent_unit_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> N
     later = Units(grid, units.settings, places=units.places)
     assert "Timeout" in str(later.discover()[1])
     later.ask_again(1, Roster(()))
-    assert asked == ["query.rows"]
+    assert requests == ["query.rows"]
     released = True
     assert [*later.ask_again(2, Roster(()))[0]] == [1]
-    assert asked == ["query.rows", "query.state"]
+    assert requests == ["query.rows", "query.state"]
 
 
 TASK = Classification(None, True, 300, 32)
 
 
-def told_labels(*counts: int) -> dict[int, RowsReply]:
+def replies_with_labels(*counts: int) -> dict[int, RowsReply]:
     """Replies of nodes; node n has two common labels and ``counts[n]`` labels that no other has."""
     return {
         node: RowsReply(
@@ -269,19 +271,19 @@ def told_labels(*counts: int) -> dict[int, RowsReply]:
 
 
 def test_a_unit_that_invents_labels_is_excluded() -> None:
-    told = told_labels(0, 9000, 3)
-    unfit = unfit_labels(told, TASK)
+    replies = replies_with_labels(0, 9000, 3)
+    unfit = unfit_labels(replies, TASK)
     assert [*unfit] == [1] and "9,002 labels, 9,000 of which no other unit has" in str(unfit[1])
-    assert unfit_labels(told_labels(0, 100, 100), TASK) == {}
+    assert unfit_labels(replies_with_labels(0, 100, 100), TASK) == {}
     listed = Classification(None, True, 300, 32, labels=("a", "b"))
-    assert [*unfit_labels(told, listed)] == [1, 2]
+    assert [*unfit_labels(replies, listed)] == [1, 2]
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=6))
 def test_the_remaining_labels_do_not_exceed_the_limit(counts: list[int]) -> None:
-    told = told_labels(*counts)
-    left = told.keys() - unfit_labels(told, TASK).keys()
-    assert len({label for node in left for label in told[node].labels}) <= TASK.max_labels
+    replies = replies_with_labels(*counts)
+    left = replies.keys() - unfit_labels(replies, TASK).keys()
+    assert len({label for node in left for label in replies[node].labels}) <= TASK.max_labels
     assert left or min(counts) + 2 > TASK.max_labels
 
 

@@ -42,5 +42,5 @@ def test_a_run_continues_without_a_unit_with_a_spent_budget(tmp_path: Path) -> N
     play(tmp_path / "run", *options, client=client)  # type: ignore[arg-type]
     first, second, third = map(json.loads, (tmp_path / "run" / "metrics.jsonl").open())
     assert [each["units"] for each in (first, second, third)] == [[0, 1, 2], [0, 2], [0, 2]]
-    for told in second["failures"], third["excluded"]:
-        assert told == {"1": f'{SPENT}: "{REFUSES.message}"'}
+    for failures in second["failures"], third["excluded"]:
+        assert failures == {"1": f'{SPENT}: "{REFUSES.message}"'}

@@ -33,19 +33,19 @@ def test_a_wrong_number_of_nodes_names_the_option_of_flwr_run() -> None:
 @pytest.mark.parametrize("where", ["deployment", "local"])
 def test_units_on_other_machines_do_not_receive_the_servers_own_options(where: str) -> None:
     """The other options, such as the optimiser's, keep their values."""
-    told = list[Settings]()
+    received = list[Settings]()
 
     def answering(message: Message, context: Context) -> Message:
-        asked = records.unpack(RowsRequest, message.content)
-        assert ("secret" in asked.settings) == (where == "local")
-        told.append(load_text(asked.settings))
+        request = records.unpack(RowsRequest, message.content)
+        assert ("secret" in request.settings) == (where == "local")
+        received.append(load_text(request.settings))
         return Message(records.pack(RowsReply(0, 9, {}, {}, "")), reply_to=message)
 
     own = [f"{name}=secret" for name in ("runtime.federation", "tracking.mlflow", "hydra.run.dir")]
     own += [f"runtime.name={where}", "federation.num_units=1"]
     settings = load_overrides(["runtime=deployment", *own])
     units.Units(InlineGrid(answering, 1), settings).rows()  # type: ignore[arg-type]
-    assert [each.optimizer for each in told] == [settings.optimizer]
+    assert [each.optimizer for each in received] == [settings.optimizer]
 
 
 def test_flower_uses_the_task_identity_that_the_grid_sets() -> None:
@@ -114,8 +114,8 @@ def numbered(unit: int) -> Callable[[Message, Context], Message]:
     def client(message: Message, context: Context) -> Message:
         reply = app(message, context)
         if message.metadata.message_type == "query.state":
-            with rewritten(reply) as told:
-                told["unit"] = unit
+            with rewritten(reply) as decoded:
+                decoded["unit"] = unit
         return reply
 
     return client
@@ -137,12 +137,12 @@ def test_a_unit_with_an_invalid_reply_is_excluded_and_named(
     tmp_path: Path, answer: Callable[[Message, Context], Message], cause: str
 ) -> None:
     """The unit is asked again before every round and takes part once its reply is valid."""
-    asked = [0]
+    requests = [0]
 
     def client(message: Message, context: Context) -> Message:
         state = message.metadata.message_type == records.STATE
-        if state and context.node_config["partition-id"] == 1 and asked[0] < 2:
-            asked[0] += 1
+        if state and context.node_config["partition-id"] == 1 and requests[0] < 2:
+            requests[0] += 1
             return answer(message, context)
         return app(message, context)
 
@@ -173,12 +173,12 @@ def test_a_unit_that_was_not_restored_gets_even_an_empty_state_later() -> None:
         return Message(content, reply_to=message)
 
     grid = InlineGrid(client, 2)  # type: ignore[arg-type]
-    asked = units.Units(grid, run_settings(num_units=2))
-    asked.nodes = dict(enumerate(grid.get_node_ids()))
-    assert [*restore(asked, {0: {"optimizer": {}}})] == [1]
+    two_units = units.Units(grid, run_settings(num_units=2))
+    two_units.nodes = dict(enumerate(grid.get_node_ids()))
+    assert [*restore(two_units, {0: {"optimizer": {}}})] == [1]
     assert sorted(restored) == [(0, ["optimizer"]), (1, [])]
     roster = Roster((unknown_cluster(0), Failure("DeviceError", "busy")))
-    asked.ask_again(1, roster)
+    two_units.ask_again(1, roster)
     assert restored[2:] == [(1, [])]
-    asked.ask_again(2, roster)
+    two_units.ask_again(2, roster)
     assert len(restored) == 3

@@ -57,8 +57,8 @@ def round_problem(
     )
     fronts = tuple(front(rng, streamed) if rng.random() < 0.9 else () for _ in range(num_units))
     queues = tuple(float(queue) for queue in rng.uniform(0, 5, num_units))
-    asked = RoundOptions(**{"energy": "adapters", "segment_price": "paper", **options})
-    return RoundProblem(fronts, uplinks, channels, queues, NUM_BLOCKS, asked)
+    round_options = RoundOptions(**{"energy": "adapters", "segment_price": "paper", **options})
+    return RoundProblem(fronts, uplinks, channels, queues, NUM_BLOCKS, round_options)
 
 
 def solved(problem: RoundProblem) -> RoundSolution | None:

@@ -80,8 +80,8 @@ def of_fronts(drawn: Round, latency: Latency) -> RoundProblem:
     )
     rng = np.random.default_rng(0)
 
-    def solve(asked, _):  # type: ignore[no-untyped-def]
-        return exact_partition(asked)
+    def solve(problem, _):  # type: ignore[no-untyped-def]
+        return exact_partition(problem)
 
     return replace(problem, fronts=fronts(request, latency, solve, rng, problem.options))
 
@@ -125,9 +125,9 @@ def test_the_places_of_heads_are_as_good_as_by_enumeration(
 
 def test_a_random_split_is_the_same_for_both_places() -> None:
     """It also equals the split without a choice of places, for all units."""
-    asked, solve = drawn_request("paper", 0), cluster_solver("no_segment_scheduling")
+    request, solve = drawn_request("paper", 0), cluster_solver("no_segment_scheduling")
     offered = []
-    for state in asked.clusters:
+    for state in request.clusters:
         assert state.uplink is not None
         bits = state.uplink.model_bits, state.uplink.activation_bits
         payloads = (
@@ -135,9 +135,9 @@ def test_a_random_split_is_the_same_for_both_places() -> None:
             Payload("float32", "float32", bits[0], 0.0, 0.0, "control_unit"),
         )
         offered.append(replace(state, uplink=replace(state.uplink, payloads=payloads)))
-    fixed = fronts(asked, "overlap", solve, np.random.default_rng(0))
-    asked = replace(asked, clusters=tuple(offered))
-    chosen = fronts(asked, "overlap", solve, np.random.default_rng(0))
+    fixed = fronts(request, "overlap", solve, np.random.default_rng(0))
+    request = replace(request, clusters=tuple(offered))
+    chosen = fronts(request, "overlap", solve, np.random.default_rng(0))
     held = [[[point.blocks for point in front] for front in found] for found in (fixed, chosen)]
     assert held[1] == [2 * blocks for blocks in held[0]]
     assert any(held[0])

@@ -40,13 +40,13 @@ class Round:
         problem, fronts = self.problem, []
         times = activation_times(problem.uplinks, problem.channels, problem.options)
         for cluster, activation_s in zip(self.clusters, times, strict=True):
-            asked = replace(cluster, activation_s=activation_s)
+            with_uplinks = replace(cluster, activation_s=activation_s)
             try:
-                solution = exact_partition(asked)
+                solution = exact_partition(with_uplinks)
             except InfeasibleRoundError:
                 fronts.append(())
                 continue
-            verify_cluster(solution, asked)
+            verify_cluster(solution, with_uplinks)
             fronts.append(solution.front)
         return replace(problem, fronts=tuple(fronts))
 
@@ -56,8 +56,8 @@ class Round:
 
 
 def every_partition(cluster: ClusterProblem) -> tuple[Partition, ...]:
-    every, behind_s = EveryPartition.of(cluster), max(cluster.head_s, cluster.gradient_s)
-    latencies, slowest = every.latency(np.zeros(())), np.maximum(every.slowest, behind_s / every.m)
+    every, later_s = EveryPartition.of(cluster), max(cluster.head_s, cluster.gradient_s)
+    latencies, slowest = every.latency(np.zeros(())), np.maximum(every.slowest, later_s / every.m)
     columns = (every.m.tolist(), latencies.tolist(), slowest.tolist())
     return tuple(map(Partition, map(tuple, every.blocks.tolist()), *columns))
 
@@ -78,8 +78,8 @@ def random_cluster(
         )
         for k, law in enumerate(zip(u, v, w, ell, strict=True))
     )
-    behind = (float(rng.choice([0.0, rng.uniform(0, 40)])) for _ in range(2))
-    return ClusterProblem(devices, num_blocks, 8, most_micro_batches, latency, (0.0,), *behind)
+    later_s = (float(rng.choice([0.0, rng.uniform(0, 40)])) for _ in range(2))
+    return ClusterProblem(devices, num_blocks, 8, most_micro_batches, latency, (0.0,), *later_s)
 
 
 def random_round(

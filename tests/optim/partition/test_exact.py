@@ -156,12 +156,12 @@ def uplinks_of(rng: np.random.Generator, scale_s: float) -> tuple[float, ...]:
 
 def streaming(rng: np.random.Generator, problem: ClusterProblem, scale_s: float) -> ClusterProblem:
     """Return the cluster with uplink times, a head and a downlink."""
-    behind = scale_s * rng.choice([0.0, 1.0], 2) * 10 ** rng.uniform(-2, 1, 2)
+    later_s = scale_s * rng.choice([0.0, 1.0], 2) * 10 ** rng.uniform(-2, 1, 2)
     return replace(
         problem,
         activation_s=uplinks_of(rng, scale_s),
-        head_s=float(behind[0]),
-        gradient_s=float(behind[1]),
+        head_s=float(later_s[0]),
+        gradient_s=float(later_s[1]),
     )
 
 
@@ -258,8 +258,8 @@ def test_the_front_equals_enumeration_for_single_times_and_a_range(
     assume(math.isfinite(scale_s))
     finite = np.sort(scale_s * rng.uniform(0, 3, rng.integers(1, 4)))
     times = (0.0, *finite.tolist(), math.inf)
-    behind = scale_s * rng.choice([0.0, 0.3], 2)
-    problem = replace(problem, activation_s=times, head_s=behind[0], gradient_s=behind[1])
+    later_s = scale_s * rng.choice([0.0, 0.3], 2)
+    problem = replace(problem, activation_s=times, head_s=later_s[0], gradient_s=later_s[1])
     check_streamed(problem, by_enumeration, scale_s)
 
 
@@ -274,10 +274,10 @@ def test_the_front_equals_an_unpruned_search_for_all_uplink_times(
     reference = by_thresholds if latency == "bound" else by_dynamic_programme
     problem = replace(problem, activation_s=(scale_s * 0.2 * seed, math.inf))
     check_streamed(problem, reference, scale_s)
-    behind = replace(problem, head_s=0.3 * scale_s, gradient_s=0.1 * scale_s)
-    check_streamed(behind, reference, scale_s)
+    followed = replace(problem, head_s=0.3 * scale_s, gradient_s=0.1 * scale_s)
+    check_streamed(followed, reference, scale_s)
     times = tuple((scale_s * np.array([0.3, 0.5, 0.9, 1.4])).tolist())
-    check_streamed(replace(behind, activation_s=times), reference, scale_s)
+    check_streamed(replace(followed, activation_s=times), reference, scale_s)
 
 
 def test_a_point_may_be_the_fastest_in_two_separate_ranges() -> None:
@@ -420,8 +420,8 @@ def test_the_relaxation_is_below_every_partition(latency: Latency, seed: int) ->
         problem.devices, blocks.tolist(), problem.batch_size, int(row[0]) + 1, latency
     )
     bottleneck = Bottleneck(device, by_hop) if rng.random() < 0.8 else None
-    nothing = np.zeros((1, rates.max_segments))
-    nodes = Nodes.of(rates, row, threshold, threshold, nothing, bottleneck)
+    zeros = np.zeros((1, rates.max_segments))
+    nodes = Nodes.of(rates, row, threshold, threshold, zeros, bottleneck)
     least = nodes.relaxed(prices).fitting().least[0]
     assert (least[size - 1 :] <= latency_s * (1 + TOLERANCE)).all()
 
@@ -567,8 +567,8 @@ def test_a_stopped_search_has_a_feasible_front_and_a_valid_bound(latency: Latenc
     scale_s = exact_partition(alone).best.latency_s
     check(alone, exact_partition(alone, max_nodes=0))
     smaller = heterogeneous(np.random.default_rng(7), 8, 14, latency, 24)
-    uplink, behind = (0.5 * scale_s, math.inf), (0.3 * scale_s, 0.6 * scale_s)
-    streamed = replace(smaller, activation_s=uplink, head_s=behind[0], gradient_s=behind[1])
+    uplinks_s, later_s = (0.5 * scale_s, math.inf), (0.3 * scale_s, 0.6 * scale_s)
+    streamed = replace(smaller, activation_s=uplinks_s, head_s=later_s[0], gradient_s=later_s[1])
     for problem in (alone, streamed):
         best = exact_partition(problem).certificate.objective
         stopped = exact_partition(problem, max_nodes=0)

@@ -33,22 +33,22 @@ def fastest_at(problem: ClusterProblem, times: Sequence[float], most: int = 99) 
 def _plans(problem: ClusterProblem, m: int, most: int, ways: Ways) -> Iterator[tuple[float, float]]:
     """Yield each plan's seconds of one micro-batch and all syncs, and its pace, without the
     uplink."""
-    behind = [problem.head_s / m, problem.gradient_s / m]
-    stage = cache(lambda *asked: set(_stage(problem, m, ways, *asked)))
+    later_s = [problem.head_s / m, problem.gradient_s / m]
+    stage = cache(lambda *arguments: set(_stage(problem, m, ways, *arguments)))
     linked, places = any(each.links for each in problem.devices), len(problem.in_flight) or 1
     for groups in filter(lambda each: len(each) <= most, _orders(problem)):
         # Places and next devices that do not matter are made equal, so that stages are cached.
         place_each = [min(place, places) for place in range(len(groups), 0, -1)]
-        behind_each = [*groups[1:], ()] if linked else [()] * len(groups)
+        following_each = [*groups[1:], ()] if linked else [()] * len(groups)
         for blocks in shares(problem.num_blocks, len(groups)):
-            options = map(stage, groups, blocks, place_each, behind_each)
+            options = map(stage, groups, blocks, place_each, following_each)
             for times in product(*options):
                 paces = [pace for pace, _, _ in times]
                 sums = [once for _, once, _ in times]
                 if problem.latency == "bound":
                     sums = [max(paces)] * len(paces)
-                total = sum(sums) + sum(sync for *_, sync in times) + sum(behind)
-                yield total, max(*paces, *behind)
+                total = sum(sums) + sum(sync for *_, sync in times) + sum(later_s)
+                yield total, max(*paces, *later_s)
 
 
 def _orders(problem: ClusterProblem) -> Iterator[tuple[tuple[int, ...], ...]]:
@@ -65,12 +65,12 @@ def _stage(
     group: Group,
     blocks: int,
     place: int,
-    behind: Group,
+    following: Group,
 ) -> Iterator[tuple[float, float, float]]:
     """Yield a stage's pace, compute plus hop, and sync in seconds, for all whole rows of its
     devices and both modes of each device."""
     if len(group) == 1:
-        for device in ways(group[0], behind):
+        for device in ways(group[0], following):
             if fits_alone(problem, device, blocks, m, place):
                 yield *times(problem, [device], [problem.batch_size / m], blocks), 0.0
         return
@@ -79,7 +79,7 @@ def _stage(
     rows = math.ceil(problem.batch_size / m)
     ring, pairs = 2 * (len(group) - 1) / len(group), permutations(group, 2)
     sync = ring * blocks * max(_sync_s(*(problem.devices[k] for k in pair)) for pair in pairs)
-    for devices in product(*(ways(k, behind) for k in group)):
+    for devices in product(*(ways(k, following) for k in group)):
         for split in shares(rows, len(devices)):
             if all(
                 fits(problem, d, blocks, y, m, len(devices), place)
@@ -88,9 +88,9 @@ def _stage(
                 yield *times(problem, devices, split, blocks), sync
 
 
-def _ways(problem: ClusterProblem, number: int, behind: Group) -> set[DeviceProfile]:
+def _ways(problem: ClusterProblem, number: int, following: Group) -> set[DeviceProfile]:
     """Return the device in either mode, with the hop to the next stage's devices."""
-    device, names = problem.devices[number], [problem.devices[k].name for k in behind]
+    device, names = problem.devices[number], [problem.devices[k].name for k in following]
     return {_sending(device.in_mode(on), names) for on in (False, True)}
 
 
@@ -136,9 +136,9 @@ def fits_alone(
         return False
     size, own = problem.batch_size / m, device.memory
     if own is not None:
-        gone = 1 - _under_way(problem, m, place)
-        each = own.block_bytes - own.batch_block_bytes * gone + own.sample_bytes * math.ceil(size)
-        if own.segment_bytes - own.batch_segment_bytes * gone + blocks * each > own.limit_bytes:
+        unused = 1 - _under_way(problem, m, place)
+        each = own.block_bytes - own.batch_block_bytes * unused + own.sample_bytes * math.ceil(size)
+        if own.segment_bytes - own.batch_segment_bytes * unused + blocks * each > own.limit_bytes:
             return False
     return _affords(device, blocks, size, m)
 

@@ -51,7 +51,7 @@ from optim.verify import verify_cluster
 from optim.verify.cluster import check_plan
 from tests.optim.sharing.instances import drawn, linked, lopsided, slow_to_start, tight, timeless
 from tests.optim.sharing.oracle import fastest_at, fastest_s, fits, shares, times
-from tests.optim.uplink_times import asked, solved
+from tests.optim.uplink_times import sampled_times, solved
 from tests.thorough import cases, chosen
 
 
@@ -62,7 +62,7 @@ def test_no_plan_is_faster_than_the_solvers(draw: Callable[..., ClusterProblem],
     ordered = 0
     for number in range(60 if draw is tight else 25):
         problem = draw(np.random.default_rng((seed, number)))
-        solution = solved(problem, shared_partition, fastest_at(problem, asked(problem)))
+        solution = solved(problem, shared_partition, fastest_at(problem, sampled_times(problem)))
         front = solution.front if solution else ()
         orders = [[each.devices for each in point.stages] for point in front]
         ordered += any(order != sorted(order) for order in orders)
@@ -98,7 +98,7 @@ def test_no_plan_of_five_devices_is_faster() -> None:
     larger = 0
     for number in range(cases(few=30, many=400)):
         problem = drawn(np.random.default_rng((5, number)), most_devices=5, most_blocks=8)
-        solved(problem, shared_partition, fastest_at(problem, asked(problem)))
+        solved(problem, shared_partition, fastest_at(problem, sampled_times(problem)))
         larger += len(problem.devices) == 5 and problem.num_blocks > 5
     assert larger
 
@@ -185,8 +185,8 @@ def test_the_cost_of_a_stage_is_never_below_its_bound(
         rng = np.random.default_rng((8, number))
         problem = draw(rng)
         kinds, every = kinds_of(problem.devices), np.arange(1, problem.num_blocks + 1)
-        states, behind = ordered_states(problem, kinds)
-        tables = Tables.of(problem, states, behind, kinds, caps_by_place(behind, kinds))
+        states, following = ordered_states(problem, kinds)
+        tables = Tables.of(problem, states, following, kinds, caps_by_place(following, kinds))
         bounds, first = stage_bounds(relaxed(problem), shares=False), [own[0] for own in kinds]
         counts = np.arange(1, problem.max_micro_batches + 1)
         least = tables.least(counts, every, bounds.rates[:, first], bounds.paces[:, first])
@@ -328,7 +328,7 @@ def test_no_plan_is_faster_if_devices_take_no_time(
         if solver is exact_partition:
             alone = tuple(replace(each, sharing=None) for each in problem.devices)
             problem = replace(problem, devices=alone)
-        solution = solved(problem, solver, fastest_at(problem, asked(problem)))
+        solution = solved(problem, solver, fastest_at(problem, sampled_times(problem)))
         found |= {solution.best.latency_s > 0} if solution else set()
     assert found == {False, True}
 
@@ -431,9 +431,9 @@ def test_of_many_small_devices_the_ten_largest_share_stages() -> None:
 
 def test_equal_devices_need_few_states() -> None:
     law, sharing = AffineLaw(1.0, 0.1, 0.0, 0.0), SharingLaw(0.01)
-    alike = [DeviceProfile(f"d{k}", law, sharing=sharing) for k in range(8)]
+    equal = [DeviceProfile(f"d{k}", law, sharing=sharing) for k in range(8)]
     other = DeviceProfile("x", replace(law, u=2.0), sharing=sharing)
-    assert kinds_of((*alike[:4], other, *alike[4:])) == [[0, 1, 2, 3, 5, 6, 7, 8], [4]]
+    assert kinds_of((*equal[:4], other, *equal[4:])) == [[0, 1, 2, 3, 5, 6, 7, 8], [4]]
     states = states_of((8, 1))
     assert len(states.counts) == 18
     assert (states.counts[states.groups] <= states.counts[states.sets]).all()

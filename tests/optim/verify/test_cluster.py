@@ -161,11 +161,11 @@ UPLINK_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("says", "solution", "problem"), UPLINK_FAULTS)
+@pytest.mark.parametrize(("message", "solution", "problem"), UPLINK_FAULTS)
 def test_each_fault_of_a_front_for_some_uplink_times_is_named(
-    says: str, solution: ClusterSolution, problem: ClusterProblem
+    message: str, solution: ClusterSolution, problem: ClusterProblem
 ) -> None:
-    with pytest.raises(PlanViolationError, match=f"^{says}"):
+    with pytest.raises(PlanViolationError, match=f"^{message}"):
         verify_cluster(solution, problem)
 
 
@@ -179,13 +179,13 @@ def test_replicas_are_verified_by_their_own_rule() -> None:
     point = Partition((3, 3, 3), 1, 13.5, replicated=True)
     problem = replace(PROBLEM, devices=devices)
     verify_cluster(solved((point,), certified(13.5, 0.0)), problem)
-    for faulty, says in (
+    for faulty, message in (
         (replace(point, slowest_s=1.0), "slowest stage: 1 s for blocks .* replicas take 0 s"),
         (replace(point, blocks=(3, 2, 3)), "C1: replica on b holds 2 blocks, not L=3"),
         (replace(point, num_micro_batches=2), "C1: replicas with m=2, must be 1"),
         (replace(point, latency_s=13.0), "latency: 13 s for blocks .* replicas take 13.5 s"),
     ):
-        with pytest.raises(PlanViolationError, match=says):
+        with pytest.raises(PlanViolationError, match=message):
             verify_cluster(solved((faulty,), certified(faulty.latency_s, 0.0)), problem)
     poor = replace(devices[1], energy=EnergyBudget(4.9, BUDGET.law))
     with pytest.raises(PlanViolationError, match="C9': b spends 5 J a batch on 3 blocks"):
@@ -267,11 +267,11 @@ CLUSTER_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("says", "solution", "problem"), CLUSTER_FAULTS)
+@pytest.mark.parametrize(("message", "solution", "problem"), CLUSTER_FAULTS)
 def test_each_fault_of_a_front_is_named(
-    says: str, solution: ClusterSolution, problem: ClusterProblem
+    message: str, solution: ClusterSolution, problem: ClusterProblem
 ) -> None:
-    with pytest.raises(PlanViolationError, match=f"^{says}") as caught:
+    with pytest.raises(PlanViolationError, match=f"^{message}") as caught:
         verify_cluster(solution, problem)
     assert "\n" not in str(caught.value)
 

@@ -99,14 +99,14 @@ def framework(partition: str, *devices: DeviceProfile) -> RoundRequest:
 
 def test_a_framework_may_exceed_limits_but_not_use_absent_devices() -> None:
     away = DeviceProfile("d", LAW, 0)
-    asked = framework("titanic", *DEVICES, away)
+    request = framework("titanic", *DEVICES, away)
     greedy = replace(plan(("a", 3), ("b", 3)), over_limits=True)
-    verify_plan(RoundPlan(1, (greedy,)), asked)
+    verify_plan(RoundPlan(1, (greedy,)), request)
     with pytest.raises(PlanViolationError, match="C7: a holds 3 blocks, its limit is 2"):
-        verify_plan(RoundPlan(1, (replace(greedy, over_limits=False),)), asked)
+        verify_plan(RoundPlan(1, (replace(greedy, over_limits=False),)), request)
     absent = replace(plan(("a", 3), ("d", 3)), over_limits=True)
     with pytest.raises(PlanViolationError, match="C7: d holds 3 blocks, its limit is 0"):
-        verify_plan(RoundPlan(1, (absent,)), asked)
+        verify_plan(RoundPlan(1, (absent,)), request)
 
 
 def test_limits_of_replicas_are_checked_on_every_present_device() -> None:

@@ -52,7 +52,7 @@ FIRST = Allocation(0, 0, 1.0, 3.0, 17.5, BOTH)
 SECOND = Allocation(1, 1, 1.0, 2.0, 15 + 5 / 3, BOTH)
 BEST = 0.1 * 17.5 + 1 * 0.9 + 2 * (0.7 + 0.7 / 7.5) + 3 * 1.7
 ANSWER = RoundSolution((FIRST, SECOND), certified(BEST))
-ASKED = replace(OPTIONS, drift="paper")
+PAPER = replace(OPTIONS, drift="paper")
 
 
 def test_a_round_made_by_hand_passes() -> None:
@@ -60,7 +60,7 @@ def test_a_round_made_by_hand_passes() -> None:
     verify_round(ANSWER, ROUND)
     verify_round(ANSWER, replace(ROUND, options=replace(OPTIONS, hard_gamma=True)))
     paper = RoundSolution((FIRST, SECOND), certified(1.75 + 1 * 3 + 2 * 3, 0.0))
-    verify_round(paper, replace(ROUND, options=ASKED))
+    verify_round(paper, replace(ROUND, options=PAPER))
 
 
 def test_finish_times_of_uploads_after_the_pipeline_and_of_slow_ones() -> None:
@@ -132,18 +132,18 @@ ROUND_FAULTS: list[tuple[str, RoundSolution, RoundProblem]] = [
      ROUND),
     ("objective: certified as 9.336666.*, expected 12.336666", ANSWER,
      replace(ROUND, queues=(1.0, 2.0, 3.0 + 3 / 1.7))),
-    ("objective: certified as 9.336666.*, expected 10.75", ANSWER, replace(ROUND, options=ASKED)),
+    ("objective: certified as 9.336666.*, expected 10.75", ANSWER, replace(ROUND, options=PAPER)),
     ("lower bound: 9.4, the objective is 9.3366", replace(ANSWER, certificate=certified(BEST, 9.4)),
      ROUND),
     ("lower bound: inf", replace(ANSWER, certificate=certified(BEST, math.inf)), ROUND),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("says", "solution", "problem"), ROUND_FAULTS)
+@pytest.mark.parametrize(("message", "solution", "problem"), ROUND_FAULTS)
 def test_each_fault_of_a_round_is_named(
-    says: str, solution: RoundSolution, problem: RoundProblem
+    message: str, solution: RoundSolution, problem: RoundProblem
 ) -> None:
-    with pytest.raises(PlanViolationError, match=f"^{says}") as caught:
+    with pytest.raises(PlanViolationError, match=f"^{message}") as caught:
         verify_round(solution, problem)
     assert "\n" not in str(caught.value)
 
@@ -171,11 +171,11 @@ def test_fading_rates_are_expectations(power_w: float) -> None:
     finish_s = ends_s(BOTH, upload_s / 3, upload_s * 2 / 3, "streamed")
     given = Allocation(0, 0, power_w, upload_s, finish_s, BOTH)
     verify_round(RoundSolution((given,), certified(0.1 * finish_s)), problem)
-    for late, says in (
+    for late, message in (
         (replace(given, upload_s=upload_s * (1 + 1e-8)), "^upload time"),
         (replace(given, finish_s=finish_s * (1 + 1e-8)), "^finish"),
     ):
-        with pytest.raises(PlanViolationError, match=says):
+        with pytest.raises(PlanViolationError, match=message):
             verify_round(RoundSolution((late,), certified(0.1 * finish_s)), problem)
 
 
@@ -290,7 +290,7 @@ REFUTED: list[tuple[str, RoundProblem, list[tuple[int, int, float]]]] = [
     ("channel", simple_round(((1.0, 3.0),)), [(0, 0, 1.0)]),
     ("partition", replace(UNEVEN, queues=(10.0, 0.0)), [(0, 0, 1.0), (1, 1, 1.0)]),
     ("swap", simple_round(SPREAD, queues=(9.0, 9.0)), [(0, 1, 1.0), (1, 0, 1.0)]),
-    ("power in the drift", simple_round(((3.0,),), queues=(9.0,), options=ASKED), [(0, 0, 1.0)]),
+    ("power in the drift", simple_round(((3.0,),), queues=(9.0,), options=PAPER), [(0, 0, 1.0)]),
 ]  # fmt: skip
 
 
@@ -477,7 +477,7 @@ def test_correct_rounds_without_a_bound_pass_under_both_drifts(seed: int) -> Non
 def test_no_neighbour_refutes_the_best_power_of_the_papers_drift(seed: int) -> None:
     """There is one channel. A bounded search finds the best power of each unit and partition."""
     rng = np.random.default_rng(seed)
-    problem = random_round(rng, ASKED)
+    problem = random_round(rng, PAPER)
     problem = replace(problem, channels=problem.channels[:1])
     best, bound = None, math.inf
     for (strongest,) in candidates(problem):

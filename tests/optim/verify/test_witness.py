@@ -151,7 +151,7 @@ def test_laws_may_have_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         (((),) * 15, "15 lists of thresholds, expected one for each m"),
         (((),) * 15 + ((2.0, 1.0),), "the thresholds for m=16 do not ascend"),
@@ -160,8 +160,8 @@ def test_laws_may_have_whole_numbers() -> None:
         (((math.inf,),) + ((),) * 15, "the thresholds for m=1 do not ascend"),
     ],
 )
-def test_missing_or_unordered_thresholds_are_refused(changed: Witness, says: str) -> None:
-    with pytest.raises(PlanViolationError, match=f"^witness: {says}; "):
+def test_missing_or_unordered_thresholds_are_refused(changed: Witness, message: str) -> None:
+    with pytest.raises(PlanViolationError, match=f"^witness: {message}; "):
         check_witness(certified(1e-9, changed), PROBLEM)
 
 

@@ -98,7 +98,7 @@ def test_only_a_few_units_states_are_in_memory(tmp_path: Path) -> None:
         restored[unit] = records.unpack_groups(message.content)
         return Message(records.pack_groups({}), reply_to=message)
 
-    asked, files, alive = known(client, UNITS), CheckpointFolder(tmp_path), Alive()
+    units, files, alive = known(client, UNITS), CheckpointFolder(tmp_path), Alive()
     messages = list[weakref.ref[RecordDict]]()
 
     def unpacked(content: RecordDict) -> Kept:
@@ -110,7 +110,7 @@ def test_only_a_few_units_states_are_in_memory(tmp_path: Path) -> None:
     gc.disable()
     try:
         for unit, kept in gather(
-            asked, without_3, lambda unit: replace(keep(unit), unpack=unpacked)
+            units, without_3, lambda unit: replace(keep(unit), unpack=unpacked)
         ):
             assert not isinstance(kept, Failure)
             files.add("000001", unit, kept)
@@ -121,16 +121,18 @@ def test_only_a_few_units_states_are_in_memory(tmp_path: Path) -> None:
     there = KeptFiles(tmp_path / "checkpoints" / ".000001.partial")
     assert [*there] == [unit for unit in range(UNITS) if unit != 3]
     assert alive.most <= questions._AT_ONCE + 1 and alive.now == 0
-    assert restore(asked, Counted(there, alive)) == {}
+    assert restore(units, Counted(there, alive)) == {}
     assert alive.most <= questions._AT_ONCE + 1 and alive.now == 0
-    assert asked.bytes_down == (UNITS - 1) * 100
+    assert units.bytes_down == (UNITS - 1) * 100
     for unit in range(UNITS):
-        told = restored[unit].get("optimizer", {})
-        assert [each.tolist() for each in told.values()] == ([] if unit == 3 else [[unit] * 25])
+        optimizer = restored[unit].get("optimizer", {})
+        assert [each.tolist() for each in optimizer.values()] == (
+            [] if unit == 3 else [[unit] * 25]
+        )
 
 
 def test_units_that_missed_rounds_are_asked_last_and_silent_ones_stop_no_other() -> None:
-    asked, groups = known(None, 20, round_timeout_s=60), list[list[int]]()
+    units, groups = known(None, 20, round_timeout_s=60), list[list[int]]()
     away = {5: Failure(ABSENT, "")}
     missed = roster(20).after_absences(1, away, present=(), miss_limit=2)
     missed = missed.after_absences(2, {}, present=(), miss_limit=2)  # unit 5 was not in the plan
@@ -142,8 +144,8 @@ def test_units_that_missed_rounds_are_asked_last_and_silent_ones_stop_no_other()
             answers[unit] = Failure(SILENT, "")
         return answers
 
-    asked.ask = ask  # type: ignore[method-assign, assignment]
-    found = dict(gather(asked, missed, keep))
+    units.ask = ask  # type: ignore[method-assign, assignment]
+    found = dict(gather(units, missed, keep))
     assert [unit for group in groups for unit in group] == [u for u in range(20) if u != 5] + [5]
     assert [unit for unit, each in found.items() if isinstance(each, Failure)] == [2, 5]
 
@@ -152,16 +154,16 @@ def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.Monk
     """Units that were not asked by then count as not asked, not as silent."""
     now, timeouts = [0.0], list[float]()
     monkeypatch.setattr(kept_states.time, "monotonic", lambda: now[0])
-    asked = known(None, 40, round_timeout_s=10)
+    units = known(None, 40, round_timeout_s=10)
 
     def ask(contents: Mapping[int, object], timeout_s: float) -> dict[int, Failure]:
         timeouts.append(timeout_s)
         now[0] += min(timeout_s, 10)
         return dict.fromkeys(contents, Failure(SILENT, ""))
 
-    asked.ask = ask  # type: ignore[method-assign, assignment]
+    units.ask = ask  # type: ignore[method-assign, assignment]
     kinds = Counter(
-        each.kind for _, each in gather(asked, roster(40), keep) if isinstance(each, Failure)
+        each.kind for _, each in gather(units, roster(40), keep) if isinstance(each, Failure)
     )
     assert (timeouts, now) == ([20.0, 10.0], [20.0])
     assert kinds == {SILENT: 2 * questions._AT_ONCE, "NotAsked": 40 - 2 * questions._AT_ONCE}
@@ -202,8 +204,8 @@ def test_a_full_disk_skips_one_checkpoint_and_leaves_no_partial_files(
             assert round_ == 3 or store(1, state(1))
         with caplog.at_level(logging.WARNING):
             checkpoints.write(History(0.0, num_rounds=round_), run_state, {})
-    told = [each for each in caplog.messages if "no checkpoint is written" in each]
-    assert len(told) == 1 and "round 2" in told[0]
+    logged = [each for each in caplog.messages if "no checkpoint is written" in each]
+    assert len(logged) == 1 and "round 2" in logged[0]
     files = CheckpointFolder(tmp_path)
     assert files.names() == ["000001", "000003"]
     assert not [*(tmp_path / "checkpoints").glob(".*")]

@@ -15,7 +15,7 @@ from server_app.roster import ABSENT, NOT_ASKED, SILENT, Roster
 from server_app.units import Kept, Units
 
 
-class Asked(Units):
+class RecordingUnits(Units):
     """Records the units that are asked; the ``silent`` units do not reply."""
 
     def __init__(self, *silent: int) -> None:
@@ -52,7 +52,7 @@ class Asked(Units):
 
 
 def test_a_unit_that_missed_the_round_is_not_asked_at_its_checkpoint() -> None:
-    units = Asked()
+    units = RecordingUnits()
     for kind in (SILENT, ABSENT):
         units.end_round(5, {1: Failure(kind, "")})
         assert units.checkpoint() == ([0, 2], [])
@@ -64,19 +64,19 @@ def test_a_silent_unit_is_asked_at_fewer_and_fewer_checkpoints(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """After the unit replies, it is asked at each checkpoint again."""
-    units = Asked(1)
+    units = RecordingUnits(1)
     units.places.of["rome"] = 1
     asked = [1 in units.checkpoint()[0] for _ in range(40)]
     assert [number for number, was in enumerate(asked, 1) if was] == [1, 2, 4, 8, 16, 32]
-    told = [each for each in caplog.messages if each.startswith("rome: the checkpoint has")]
-    assert len(told) == 40
+    logged = [each for each in caplog.messages if each.startswith("rome: the checkpoint has")]
+    assert len(logged) == 40
     units.silent.clear()
     asked = [1 in units.checkpoint()[0] for _ in range(29)]
     assert asked == [False] * 23 + [True] * 6
 
 
 def test_evaluations_ask_a_silent_unit_less_often_and_count_separately() -> None:
-    units = Asked(1)
+    units = RecordingUnits(1)
     assert 1 in units.checkpoint()[0]
     assert [1 in units.evaluation() for _ in range(8)] == [
         number in (1, 2, 4, 8) for number in range(1, 9)

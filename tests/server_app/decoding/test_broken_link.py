@@ -118,16 +118,16 @@ def test_ready_does_not_wait_on_a_broken_link(answered: bool) -> None:
         address = replace(server.open(session), address=wire.address)
         how = LinkPrecisions(session.activation, session.gradient)
         with DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), how) as link:
-            parts, come = batches(), threading.Event()
-            link.on_answer(come)
+            parts, arrived = batches(), threading.Event()
+            link.on_answer(arrived)
             link.begin(DropoutKey(0, 0, 4), parts, sum(each.num_targets for each in parts))
             link.submit(0, torch.full((2, 3, 8), 0.5))
             if answered:
                 link.answer(0)
             else:
-                wait_until(link._stream.waiting, come)
+                wait_until(link._stream.waiting, arrived)
             wire.cut()
-            wait_until(lambda: link._stream.over, come)
+            wait_until(lambda: link._stream.over, arrived)
             waited = threading.Timer(10, server.close)
             waited.start()
             assert not link.ready(1)
@@ -136,11 +136,11 @@ def test_ready_does_not_wait_on_a_broken_link(answered: bool) -> None:
             assert link.answer(1)[0] > 0
 
 
-def wait_until(condition: Callable[[], bool], come: threading.Event) -> None:
+def wait_until(condition: Callable[[], bool], arrived: threading.Event) -> None:
     """Block until the condition is true; each event must occur within 10 s."""
     while not condition():
-        assert come.wait(10)
-        come.clear()
+        assert arrived.wait(10)
+        arrived.clear()
 
 
 def precisions(session: DecoderSession) -> LinkPrecisions:

@@ -162,8 +162,8 @@ def test_credentials_of_another_run_open_no_stream(
         for _ in range(2):
             with pytest.raises(LinkError):
                 train_round(stranger, 0)
-    said = [line for line in caplog.messages if "stream of unit 0 is refused" in line]
-    assert len(said) == (len(parts) == 1)
+    refusals = [line for line in caplog.messages if "stream of unit 0 is refused" in line]
+    assert len(refusals) == (len(parts) == 1)
     assert theirs.token not in caplog.text
     train_round(address, 0)
     assert mine.complete
@@ -258,11 +258,11 @@ def test_closing_a_round_cancels_its_stream(server: DecoderLinkServer) -> None:
 
 
 def test_a_closed_round_does_not_process_waiting_activations(server: DecoderLinkServer) -> None:
-    mine, asked, go_on = session(0), threading.Semaphore(0), threading.Event()
+    mine, started, go_on = session(0), threading.Semaphore(0), threading.Event()
     answer = mine.part.answer
 
     def slow(*arguments: Any) -> tuple[float, torch.Tensor]:
-        asked.release()
+        started.release()
         assert go_on.wait(60)
         return answer(*arguments)
 
@@ -271,7 +271,7 @@ def test_a_closed_round_does_not_process_waiting_activations(server: DecoderLink
         link.begin(DropoutKey(0, 0, 4), [batch()] * 2, 2 * batch().num_targets)
         for number in range(2):
             link.submit(number, torch.ones(2, 3, 8))
-        assert asked.acquire(timeout=60)
+        assert started.acquire(timeout=60)
         (claim,) = server._claims.values()
         while not claim.stream.waiting():
             time.sleep(0.01)
@@ -282,7 +282,7 @@ def test_a_closed_round_does_not_process_waiting_activations(server: DecoderLink
         go_on.set()
         closing.join(60)
     assert not closing.is_alive()
-    assert not asked.acquire(blocking=False)
+    assert not started.acquire(blocking=False)
 
 
 def test_a_unit_that_stops_early_has_not_finished(server: DecoderLinkServer) -> None:
@@ -307,7 +307,7 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
 
 
 @pytest.mark.parametrize(
-    ("messages", "says"),
+    ("messages", "reason"),
     [
         ([b"nonsense"], "not a piece of a frame"),
         ([piece(b"nonsense")], "truncated"),
@@ -353,7 +353,7 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
     ],
 )
 def test_an_invalid_stream_ends_with_the_reason_and_changes_no_weight(
-    server: DecoderLinkServer, messages: list[bytes], says: str
+    server: DecoderLinkServer, messages: list[bytes], reason: str
 ) -> None:
     mine = session(0)
     before = {name: tensor.clone() for name, tensor in mine.part.weights().items()}
@@ -364,7 +364,7 @@ def test_an_invalid_stream_ends_with_the_reason_and_changes_no_weight(
             for _ in call:
                 pass
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert says in refused.value.details()
+    assert reason in refused.value.details()
     assert not mine.complete
     assert all(torch.equal(before[name], tensor) for name, tensor in mine.part.weights().items())
     assert all(parameter.grad is None for parameter in mine.part.module.parameters())
@@ -374,7 +374,7 @@ NUMBERS = torch.tensor([~0, ~2])
 
 
 @pytest.mark.parametrize(
-    ("tensors", "says"),
+    ("tensors", "reason"),
     [
         ((HIDDEN, MASK, TARGETS), "expected 4"),
         ((MASK, HIDDEN, MASK, TARGETS), "row numbers"),
@@ -388,7 +388,7 @@ NUMBERS = torch.tensor([~0, ~2])
     ],
 )
 def test_invalid_row_numbers_end_the_stream_and_are_not_stored(
-    server: DecoderLinkServer, tensors: tuple[torch.Tensor, ...], says: str
+    server: DecoderLinkServer, tensors: tuple[torch.Tensor, ...], reason: str
 ) -> None:
     mine = decoder_session(0, 3, "task.max_length=5", "compression.feedback=true")
     address = server.open(mine)
@@ -401,7 +401,7 @@ def test_invalid_row_numbers_end_the_stream_and_are_not_stored(
             for _ in call:
                 pass
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert says in refused.value.details()
+    assert reason in refused.value.details()
     assert mine.coder is not None and not mine.coder.arrived.rows
 
 
@@ -450,24 +450,24 @@ def test_gradients_without_credit_are_kept_for_one_step(
 ) -> None:
     """The unit returns no credit, so the last gradient waits; another step would add more."""
     address = server.open(decoder_session(0, 3, "task.max_length=5", "batch_size=8"))
-    said = queue.SimpleQueue[bytes | None]()
+    outgoing = queue.SimpleQueue[bytes | None]()
     with dial(address) as channel:
         call = channel.stream_stream(METHOD)(
-            iter(said.get, None), metadata=credentials(0, address.token), timeout=60
+            iter(outgoing.get, None), metadata=credentials(0, address.token), timeout=60
         )
-        said.put(good(FrameKind.BEGIN, torch.tensor([WINDOW + 1, 4 * WINDOW + 4])))
+        outgoing.put(good(FrameKind.BEGIN, torch.tensor([WINDOW + 1, 4 * WINDOW + 4])))
         for number in range(WINDOW + 1):
-            said.put(good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=number))
+            outgoing.put(good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=number))
             if number % 2:
                 next(call)  # the server's credit for two more
             if number < WINDOW:
                 next(call)
-        said.put(END)
+        outgoing.put(END)
         assert frames.decode(next(call)[1:]).kind == FrameKind.NORMS
-        said.put(good(FrameKind.BEGIN, torch.tensor([1, 4]), step=5))
+        outgoing.put(good(FrameKind.BEGIN, torch.tensor([1, 4]), step=5))
         with pytest.raises(grpc.RpcError) as refused:
             next(call)
-        said.put(None)
+        outgoing.put(None)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "1 gradients" in refused.value.details()
 
@@ -684,15 +684,15 @@ def test_a_unit_checks_the_authority_and_the_name_of_a_deployed_server(tmp_path:
     made = [create(tmp_path / name, ["a"], "127.0.0.1", 9000, 9001) for name in ("own", "other")]
     with DecoderLinkServer(ONCE, 1, made[0].identity()) as server:
         mine = session(0)
-        told = server.open(mine)
-        assert (told.server_certificate, told.server_name) == (b"", "")
+        address = server.open(mine)
+        assert (address.server_certificate, address.server_name) == (b"", "")
         own, other = (each.trusted.read_bytes() for each in made)
         for authority, name in ((other, "127.0.0.1"), (own, "127.0.0.2"), (own, SERVER_NAME)):
-            lied = replace(told, server_certificate=authority, server_name=name)
+            lied = replace(address, server_certificate=authority, server_name=name)
             with pytest.raises(LinkError, match="UNAVAILABLE"):
                 train_round(lied, 0)
         assert not mine.complete
-        train_round(replace(told, server_certificate=own, server_name="127.0.0.1"), 0)
+        train_round(replace(address, server_certificate=own, server_name="127.0.0.1"), 0)
         assert mine.complete
 
 

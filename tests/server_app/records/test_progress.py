@@ -53,14 +53,14 @@ def test_the_lines_of_a_round_show_units_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "told"),
+    ("measured", "expected"),
     [
         ({}, "round 1: paris: pipeline of 1.50 s, modelled"),
         ({1: 3.0}, "round 1: paris: pipeline took 3.00 s, 2.00 times the planned 1.50 s"),
     ],
 )
 def test_the_duration_of_a_pipeline_is_logged_at_level_info(
-    caplog: pytest.LogCaptureFixture, measured: dict[int, float], told: str
+    caplog: pytest.LogCaptureFixture, measured: dict[int, float], expected: str
 ) -> None:
     """``collapipe -v`` shows this log; for simulated devices the duration is modelled."""
     cost = RoundCost(2.0, (ClusterCost(1, 1.5, None, 0.0, {}, 1.5),))
@@ -70,7 +70,7 @@ def test_the_duration_of_a_pipeline_is_logged_at_level_info(
         RunProgress(Console(file=io.StringIO()), 1, 1, ["berlin", "paris"].__getitem__) as progress,
     ):
         progress.round(report, 1.0)
-    assert caplog.messages == [told]
+    assert caplog.messages == [expected]
 
 
 def test_speed_is_shown_in_samples_per_second() -> None:
@@ -92,5 +92,5 @@ def test_speed_for_causal_text_is_shown_in_input_tokens_per_second() -> None:
     terminal = Console(file=(live := io.StringIO()), width=120, force_terminal=True)
     with RunProgress(terminal, 9, 1, CALLED, tokens=True) as progress:
         progress.step(0, 0, 0.5, samples=1, tokens=10**12)
-    told = re.findall(r"· ([\d,]+) tokens/s", live.getvalue())
-    assert int(told[-1].replace(",", "")) > 10**9
+    speeds = re.findall(r"· ([\d,]+) tokens/s", live.getvalue())
+    assert int(speeds[-1].replace(",", "")) > 10**9

@@ -38,9 +38,9 @@ def report(settings: Settings, folder: Path) -> tuple[list[dict[str, object]], l
     console = Console(width=200)
     with console.capture() as printed:
         units = range(settings.federation.num_units)
-        told = {unit: report_rows(settings, unit) for unit in units}
-        labels = make_tokenizer(settings, told.values()).labels
-        write_shard_report(told, labels, RunFolder(folder), console)
+        replies = {unit: report_rows(settings, unit) for unit in units}
+        labels = make_tokenizer(settings, replies.values()).labels
+        write_shard_report(replies, labels, RunFolder(folder), console)
     held = json.loads((folder / "shards.json").read_text(encoding="utf-8"))["shards"]
     return held, [" ".join(line.split()) for line in printed.get().splitlines()]
 
@@ -131,8 +131,8 @@ def test_a_picture_that_cannot_be_drawn_is_only_logged(
         raise RuntimeError("no font")
 
     monkeypatch.setattr(shard_picture, "draw", broken)
-    told = {0: RowsReply(0, 3, {}, {})}
-    write_shard_report(told, [], RunFolder(tmp_path), Console(quiet=True))
+    replies = {0: RowsReply(0, 3, {}, {})}
+    write_shard_report(replies, [], RunFolder(tmp_path), Console(quiet=True))
     assert (tmp_path / "shards.json").exists() and not (tmp_path / "shards.png").exists()
     assert caplog.messages == ["shards.png: not drawn (no font)"]
 

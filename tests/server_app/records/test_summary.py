@@ -26,7 +26,7 @@ def test_a_stopped_run_has_the_status_interrupted(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ([], ""),
         (["federation.num_units=5"], ""),
@@ -36,11 +36,11 @@ def test_a_stopped_run_has_the_status_interrupted(error: BaseException) -> None:
     ],
 )
 def test_the_opening_line_says_if_a_round_has_fewer_units_than_the_run(
-    tmp_path: Path, options: list[str], told: str
+    tmp_path: Path, options: list[str], expected: str
 ) -> None:
     line = opening(load_overrides(options), RunFolder(tmp_path))
-    assert ("units a round" in line) == bool(told)
-    assert told in line
+    assert ("units a round" in line) == bool(expected)
+    assert expected in line
 
 
 def test_a_unit_may_have_the_name_of_another_row() -> None:
@@ -53,12 +53,12 @@ def test_a_unit_may_have_the_name_of_another_row() -> None:
 
 def test_a_run_that_sent_nothing_has_no_row_of_bytes() -> None:
     assert sent(History(0.0)) == {}
-    told = {"bytes": "1,234.5 MB up, 0.1 MB down"}
-    assert sent(History(0.0, bytes_up=1_234_500_000, bytes_down=100_000)) == told
+    expected = {"bytes": "1,234.5 MB up, 0.1 MB down"}
+    assert sent(History(0.0, bytes_up=1_234_500_000, bytes_down=100_000)) == expected
 
 
 @pytest.mark.parametrize(
-    ("upload_s", "clock", "told"),
+    ("upload_s", "clock", "expected"),
     [
         (1.5, "modelled", "12.0 s, modelled"),
         (None, "modelled", "12.0 s, modelled, uploads not counted"),
@@ -66,13 +66,13 @@ def test_a_run_that_sent_nothing_has_no_row_of_bytes() -> None:
     ],
 )
 def test_the_summary_says_if_the_clock_excludes_uploads(
-    upload_s: float | None, clock: str, told: str
+    upload_s: float | None, clock: str, expected: str
 ) -> None:
     history = History(0.0)
     for each in (upload_s, 1.5):  # one round without an upload time is enough
         cost = ClusterCost(0, 10.5, each, 0.0, {}, 10.5)
         history.add(round_report(cost=RoundCost(cost.pipeline_s, (cost,)), units=(0,)))
-    assert clock_text(history, clock) == told
+    assert clock_text(history, clock) == expected
 
 
 def test_energy_is_the_sum_of_uploads_and_devices_over_all_rounds() -> None:

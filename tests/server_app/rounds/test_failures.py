@@ -239,8 +239,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights
     tmp_path: Path,
 ) -> None:
     diverging = ("optimizer=sgd", "optimizer.lr=1e30", "federation.local_steps=1")
-    says = r"unit \d: .*round \d, step [1-9]: the loss is .*; lower optimizer\.lr"
-    with pytest.raises(NonFiniteLossError, match=says):
+    message = r"unit \d: .*round \d, step [1-9]: the loss is .*; lower optimizer\.lr"
+    with pytest.raises(NonFiniteLossError, match=message):
         run(tmp_path / "run", *diverging, "federation.rounds=5")
     done = json.loads((tmp_path / "run" / "summary.json").read_text())["rounds_completed"]
     kept = weights(tmp_path / "run")
@@ -348,11 +348,11 @@ ALONE = "strategy=random", "strategy.num_scheduled=1", "federation.rounds=9"
 
 def test_a_failure_of_a_rounds_only_unit_skips_the_round(tmp_path: Path) -> None:
     scripted(tmp_path / "run", explode, {1}, {*range(10)}, *ALONE)
-    told = lines(tmp_path / "run")
-    chosen = [line["plan"]["clusters"][0]["unit"] for line in told]  # type: ignore[index]
+    metrics = lines(tmp_path / "run")
+    chosen = [line["plan"]["clusters"][0]["unit"] for line in metrics]  # type: ignore[index]
     assert {*chosen} == {0, 1, 2}
-    assert [line["units"] for line in told] == [[] if unit == 1 else [unit] for unit in chosen]
-    assert all(bool(line["skipped"]) == (not line["units"]) for line in told)
+    assert [line["units"] for line in metrics] == [[] if unit == 1 else [unit] for unit in chosen]
+    assert all(bool(line["skipped"]) == (not line["units"]) for line in metrics)
 
 
 def test_the_run_ends_after_every_unit_has_failed_alone(tmp_path: Path) -> None:
@@ -375,18 +375,18 @@ def test_a_failing_unit_that_is_always_chosen_is_suspended_ever_longer(
     """
     options = *strategy.split(), "federation.rounds=12", "federation.local_steps=1"
     scripted(tmp_path / "run", explode, {1}, {*range(99)}, *options)
-    told = lines(tmp_path / "run")
-    rests = [line["round"] for line in told if line["excluded"]]
-    failed = [line["round"] for line in told if line["failures"]]
-    assert sum(not line["units"] for line in told) == len(failed) <= 4
-    excluded = [str(line["excluded"]) for line in told if line["excluded"]]
+    metrics = lines(tmp_path / "run")
+    rests = [line["round"] for line in metrics if line["excluded"]]
+    failed = [line["round"] for line in metrics if line["failures"]]
+    assert sum(not line["units"] for line in metrics) == len(failed) <= 4
+    excluded = [str(line["excluded"]) for line in metrics if line["excluded"]]
     assert all("suspended until round" in each for each in excluded)
     assert len(rests) > len(failed)
     assert not {*rests} & {*failed}
 
 
 def test_failing_units_are_suspended_unless_no_unit_would_remain() -> None:
-    failures, gone = {1: Failure("WireError", "it lies")}, Failure(ABSENT, "gone")
+    failures, absent = {1: Failure("WireError", "it lies")}, Failure(ABSENT, "gone")
     both = roster = Roster((unknown_cluster(0), unknown_cluster(1)))
     rests = []
     for round_ in (1, 2, 4, 8, 16, 32, 64, 96):
@@ -394,13 +394,15 @@ def test_failing_units_are_suspended_unless_no_unit_would_remain() -> None:
         rests.append(roster.failed[1].until - round_ - 1)
     assert rests == [0, 1, 3, 7, 15, 31, 31, 31]
     assert roster.resting(97).keys() == {1}
-    assert not roster.updated({0: gone}).resting(97) and not roster.updated({1: gone}).resting(97)
+    assert not roster.updated({0: absent}).resting(97) and not roster.updated({1: absent}).resting(
+        97
+    )
     assert roster.after_failures(128, {}, {0, 1}) == both
     silent = both.after_failures(1, {1: Failure(SILENT, "")}, {})
     assert not silent.failed
     silent.check(1, unit_called)
     with pytest.raises(RoundFailedError, match="unit 1: Timeout"):
-        silent.updated({0: gone}).check(1, unit_called)
+        silent.updated({0: absent}).check(1, unit_called)
 
 
 def test_a_run_without_a_finished_round_saves_the_untrained_model(tmp_path: Path) -> None:
@@ -515,8 +517,8 @@ def reports(**fields: object) -> Callable[[Message], None]:
     """Return a function that replaces these fields of a unit's report."""
 
     def lie(reply: Message) -> None:
-        with rewritten(reply) as told:
-            told["report"] |= fields
+        with rewritten(reply) as decoded:
+            decoded["report"] |= fields
 
     return lie
 
@@ -530,10 +532,10 @@ def renames_a_weight(reply: Message) -> None:
 
 def claims_the_next_number(reply: Message) -> None:
     """Reply with the next unit's number, also in the state."""
-    with rewritten(reply) as told:
-        state = json.loads(told["state"])
-        told["unit"] += 1
-        told["state"] = json.dumps(state | {"unit": told["unit"]})
+    with rewritten(reply) as decoded:
+        state = json.loads(decoded["state"])
+        decoded["unit"] += 1
+        decoded["state"] = json.dumps(state | {"unit": decoded["unit"]})
 
 
 def truncates_weights(reply: Message) -> None:
@@ -590,10 +592,10 @@ def test_false_replies_exclude_only_their_units_from_the_round(
     (first,) = lines(tmp_path / "run")
     assert first["units"] == [len(LIES)]
     causes = first["failures"]
-    says = ["impossible for its round"] * 14 + ["cannot be read", "other weights"]
-    says += ["a report"]
-    says += ["41 actions of devices, expected at most 40", "bytes of JSON, at most 1,0"]
-    assert all(words in causes[str(unit)] for unit, words in enumerate(says))
+    messages = ["impossible for its round"] * 14 + ["cannot be read", "other weights"]
+    messages += ["a report"]
+    messages += ["41 actions of devices, expected at most 40", "bytes of JSON, at most 1,0"]
+    assert all(words in causes[str(unit)] for unit, words in enumerate(messages))
     assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
     assert "\x1b" not in capsys.readouterr().out
 
@@ -629,9 +631,9 @@ def test_the_longest_valid_reply_of_a_round_is_accepted() -> None:
     content, most = records.pack_reply(TrainReply({}, report, state)), most_traced(plan, request)
     arrays = {records.WEIGHTS: questions.tensors_bytes({})}
     questions.check_size(content, questions.train(steps, most, arrays).size)
-    told = records.unpack_reply(content)
-    check_traces(told.report, most)
-    assert (told.report, told.state) == (report, state)
+    unpacked = records.unpack_reply(content)
+    check_traces(unpacked.report, most)
+    assert (unpacked.report, unpacked.state) == (report, state)
     content = records.pack_state(state, [])
     questions.check_size(content, questions.STATE.size)
     assert records.unpack_state(content).state == state

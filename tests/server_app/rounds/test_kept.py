@@ -66,7 +66,7 @@ def arrived(rows: int, tokens: int) -> Lie:
 
 
 @pytest.mark.parametrize(
-    ("lie", "says"),
+    ("lie", "message"),
     [
         (more("optimizer", "x", 2**20), "for: x"),
         (more("optimizer", "blocks.9.x/exp_avg", 1), "for: blocks.9.x/exp_avg"),
@@ -87,7 +87,7 @@ def arrived(rows: int, tokens: int) -> Lie:
     ],
 )
 def test_an_impossible_state_is_refused(
-    trained: tuple[Settings, GlobalModel, Kept], lie: Lie, says: str
+    trained: tuple[Settings, GlobalModel, Kept], lie: Lie, message: str
 ) -> None:
     settings, model, kept = trained
     check_kept(kept, CLUSTER, 1, model, settings)
@@ -95,7 +95,7 @@ def test_an_impossible_state_is_refused(
     lie(lied)
     with pytest.raises(WireError) as refused:
         check_kept(lied, CLUSTER, 1, model, settings)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_state_may_lack_weights_without_a_step(
@@ -119,17 +119,17 @@ def test_an_impossible_state_is_replaced_with_the_previous_checkpoints_state(
 
     def lying(message: Message, context: Context) -> Message:
         reply, unit = units(message, context), int(context.node_config["partition-id"])
-        asked = message.metadata.message_type == records.KEEP and unit < len(lies)
-        if asked and records.unpack(KeepRequest, message.content).arrived == 2:
+        is_keep = message.metadata.message_type == records.KEEP and unit < len(lies)
+        if is_keep and records.unpack(KeepRequest, message.content).arrived == 2:
             reply.content.update(lies[unit])
         return reply
 
     options = "federation.num_units=3", "strategy=all", "federation.rounds=2"
     world = World(tmp_path, *options, "task.train_rows=12")
     run_dir = world.run(tmp_path / "run", client=lying)  # type: ignore[arg-type]
-    told = [each for each in caplog.messages if "of the previous checkpoint" in each]
-    assert [each[: len("unit 0")] for each in told] == ["unit 0", "unit 1"]
-    assert all("WireError" in each and each.isprintable() and len(each) < 600 for each in told)
+    logged = [each for each in caplog.messages if "of the previous checkpoint" in each]
+    assert [each[: len("unit 0")] for each in logged] == ["unit 0", "unit 1"]
+    assert all("WireError" in each and each.isprintable() and len(each) < 600 for each in logged)
     folder = CheckpointFolder(run_dir)
     first, last = (folder.read(name).training.units for name in folder.names())
     for unit in range(3):
@@ -151,7 +151,7 @@ def test_the_size_limit_of_a_state_depends_on_steps_not_on_reported_rows(
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "message"),
     [
         ([0, 3, 7], ""),
         ([3, 0], "not ascend within 0 … 7"),
@@ -164,12 +164,12 @@ def test_the_size_limit_of_a_state_depends_on_steps_not_on_reported_rows(
     ],
 )
 def test_the_cached_rows_of_a_stem_must_be_rows_that_steps_can_have_read(
-    trained: tuple[Settings, GlobalModel, Kept], rows: list[int], says: str
+    trained: tuple[Settings, GlobalModel, Kept], rows: list[int], message: str
 ) -> None:
     settings, model, _ = trained
     cached = replace(
         settings, adapter=section(LoraSettings, "adapter/lora.yaml", last_blocks=1, cache=True)
     )
     kept = {"stem": {"kept": torch.tensor(rows)}}
-    with pytest.raises(WireError, match=re.escape(says)) if says else nullcontext():
+    with pytest.raises(WireError, match=re.escape(message)) if message else nullcontext():
         check_kept(kept, CLUSTER, 9, model, cached)

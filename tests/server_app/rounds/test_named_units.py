@@ -91,9 +91,9 @@ def test_the_error_for_a_spent_privacy_budget_names_the_unit() -> None:
 def test_the_error_for_a_model_that_is_not_finite_names_the_unit(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "unused", ["framework=pipeline"])
     model = GlobalModel(settings)
-    odd = {"w": torch.tensor([math.nan])}
+    not_finite = {"w": torch.tensor([math.nan])}
     with pytest.raises(NonFiniteLossError, match="paris's w"):
-        model.learn(1, {1: odd}, {1: 1.0}, {}, TOWNS.__getitem__)
+        model.learn(1, {1: not_finite}, {1: 1.0}, {}, TOWNS.__getitem__)
 
 
 def test_units_that_have_changed_since_the_checkpoint_are_named(

@@ -63,7 +63,7 @@ def test_integer_tensors_are_not_summed() -> None:
 def test_short_updates_without_noise_are_averaged() -> None:
     found = mean(private_mean(100.0), [[1, 2, 3], [3, 2, -5]])
     assert found["a"].tolist() == [3.0, 0.0] and found["b"].item() == -0.5
-    assert found["n"] == 7, "a whole number is nobody's"
+    assert found["n"] == 7, "integer tensors are not averaged"
 
 
 @given(UPDATES, st.floats(0.1, 10))
@@ -195,8 +195,8 @@ def test_a_run_ends_before_epsilon_exceeds_its_limit_and_reports_why(whole: Path
     assert summary["privacy"]["epsilon"] == lines[-1]["epsilon"] <= 1.6 < 2 * lines[0]["epsilon"]
     assert "privacy.max_epsilon=1.6 is spent" in summary["privacy"]["ended"]
     assert summary["privacy"]["noise"] == "privacy.noise_seed=3"
-    assert {*summary["constants"]["estimated"].values()} == {None}, "made of exact gradients"
-    assert summary["metric"] is not None, "what was trained is tested"
+    assert {*summary["constants"]["estimated"].values()} == {None}, "from exact gradients"
+    assert summary["metric"] is not None, "the trained model is evaluated"
 
 
 def test_noise_comes_from_the_operating_system_unless_a_seed_is_set(
@@ -265,9 +265,9 @@ def test_a_resumed_run_without_remaining_budget_trains_no_round(tmp_path: Path) 
     world = World(tmp_path, *UNTRAINED, "privacy=private", "privacy.max_epsilon=1.7")
     run = world.run(tmp_path / "run", client=scripted_units())
     world.run(run, "000001", scripted_units())
-    told = json.loads((run / "summary.json").read_text())["privacy"]
-    assert told["epsilon"] == pytest.approx(1.698, abs=1e-3)
-    assert "after 3 rounds" in told["ended"]
+    privacy = json.loads((run / "summary.json").read_text())["privacy"]
+    assert privacy["epsilon"] == pytest.approx(1.698, abs=1e-3)
+    assert "after 3 rounds" in privacy["ended"]
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 1
 
 

@@ -63,8 +63,8 @@ def test_without_noise_plans_use_losses_gradients_and_rounding_errors(tmp_path: 
     request, _ = after_a_round(tmp_path, {0: 0.1, 1: 0.2, 2: 0.3}, *PLAIN)
     assert request.losses == (0.1, 0.2, 0.3)
     assert request.estimates != Estimates()
-    told = [each.uplink.payloads[-1].gradient_error for each in request.clusters if each.uplink]
-    assert len({*told}) == 3
+    errors = [each.uplink.payloads[-1].gradient_error for each in request.clusters if each.uplink]
+    assert len({*errors}) == 3
 
 
 @pytest.mark.parametrize("option", ["strategy=loss_only", "strategy.constants=estimated"])

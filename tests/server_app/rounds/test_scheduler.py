@@ -79,8 +79,8 @@ class Rounds:
         measured_s: float = 0.0,
         **trained: Any,
     ) -> RoundReport:
-        came = Trained(losses, **trained)
-        self.state, report = self._scheduler.end(self.state, decision, came, measured_s)
+        results = Trained(losses, **trained)
+        self.state, report = self._scheduler.end(self.state, decision, results, measured_s)
         return report
 
 
@@ -147,7 +147,7 @@ def test_a_plan_may_contain_numpy_numbers(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda plan: [plan], "returned list, expected RoundPlan"),
         (lambda plan: replace(plan, queues=(math.nan,) * 4), "not JSON compliant"),
@@ -160,12 +160,12 @@ def test_an_invalid_plan_is_refused_with_the_name_of_its_strategy(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[RoundPlan], object],
-    says: str,
+    message: str,
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         changed(tmp_path, monkeypatch, change)
     assert str(refused.value).startswith("strategy: Changing.plan_round")
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_round_without_a_scheduled_unit_is_skipped_with_a_reason(
@@ -235,9 +235,9 @@ def test_the_clock_adds_the_seconds_of_sending_states_for_a_checkpoint(tmp_path:
     seconds."""
     own, real = scheduler(tmp_path), scheduler(tmp_path, "federation.clock=real")
     decision = own.decide(1)
-    told = own.end(decision, {}, 2.5, kept_bytes=dict.fromkeys(range(4), 10**6))
-    assert told.checkpoint_bytes == 4 * 10**6 and told.checkpoint_s > 0
-    assert told.clock_s == decision.cost.delay_s + told.checkpoint_s
+    report = own.end(decision, {}, 2.5, kept_bytes=dict.fromkeys(range(4), 10**6))
+    assert report.checkpoint_bytes == 4 * 10**6 and report.checkpoint_s > 0
+    assert report.clock_s == decision.cost.delay_s + report.checkpoint_s
     assert real.end(real.decide(1), {}, 2.5, kept_bytes={0: 10**6}).clock_s == 2.5
 
 
@@ -301,7 +301,7 @@ def test_with_noise_the_state_ignores_values_that_units_measured(tmp_path: Path)
 
 
 @dataclass(frozen=True)
-class Nothing:
+class WithoutPlan:
     """A strategy whose author forgot to return a plan."""
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> None:
@@ -309,7 +309,7 @@ class Nothing:
 
 
 def test_a_strategy_that_returns_no_plan_is_refused(tmp_path: Path) -> None:
-    own = scheduler(tmp_path, "strategy=even", f"strategy._target_={__name__}.Nothing")
+    own = scheduler(tmp_path, "strategy=even", f"strategy._target_={__name__}.WithoutPlan")
     with pytest.raises(ConfigError, match="NoneType"):
         own.decide(1)
 
@@ -391,8 +391,8 @@ def test_plans_use_the_rounding_errors_that_units_measured(tmp_path: Path) -> No
     found = RoundingErrors({"int4": 0.25}, {"int4": 0.5, "int8": 2.0})
     measured = ClusterReport(0, (1.0,), 1, 1, rounding=found)
     unknown = ClusterReport(1, (1.0,), 1, 1)
-    told = {0: measured, 1: unknown}
-    report = own.end(own.decide(1), {0: 1.0, 1: 1.0}, reports=told)
+    reported = {0: measured, 1: unknown}
+    report = own.end(own.decide(1), {0: 1.0, 1: 1.0}, reports=reported)
     assert report.rounding == {0: found}
     first, second = own.decide(2).request.clusters
     assert [p.gradient_error for p in first.uplink.payloads] == [0.0, 0.75]
@@ -409,8 +409,8 @@ def test_plans_use_the_rounding_errors_that_units_measured(tmp_path: Path) -> No
 def test_no_reported_rounding_error_ends_the_run(tmp_path: Path, error: float) -> None:
     """A reported error of float32 is ignored."""
     own = offered(tmp_path)
-    told = dict.fromkeys(get_args(Precision), error)
-    report = ClusterReport(0, (1.0,), 1, 1, rounding=RoundingErrors(told, told))
+    errors = dict.fromkeys(get_args(Precision), error)
+    report = ClusterReport(0, (1.0,), 1, 1, rounding=RoundingErrors(errors, errors))
     own.end(own.decide(1), {0: 1.0}, reports={0: report})
     first, _ = own.decide(2).request.clusters
     assert [p.activation for p in first.uplink.payloads] == ["float32", "int4"]
@@ -436,8 +436,8 @@ def test_a_strategy_that_chooses_no_payload_is_refused_with_the_options_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Settings, "planner", property(lambda settings: EvenSplit()))
-    told = r"^compression\.activation=auto, compression\.upload=auto: the strategy chose nothing"
-    with pytest.raises(ConfigError, match=told):
+    message = r"^compression\.activation=auto, compression\.upload=auto: the strategy chose nothing"
+    with pytest.raises(ConfigError, match=message):
         offered(tmp_path, 1e9).decide(1)
 
 
@@ -451,7 +451,7 @@ def test_a_skipped_round_reduces_the_error_queues(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "invalid"),
     [
         ((), offering(1)),
         (("compression=auto",), cluster(1)),
@@ -460,25 +460,25 @@ def test_a_skipped_round_reduces_the_error_queues(tmp_path: Path) -> None:
     ],
 )
 def test_a_unit_that_offers_other_payloads_than_requested_is_excluded(
-    tmp_path: Path, options: tuple[str, ...], told: ClusterState
+    tmp_path: Path, options: tuple[str, ...], invalid: ClusterState
 ) -> None:
     """Such a unit must not override the configuration and must not end the run of other units."""
     overrides = [*MOBILE, "environment=static", "federation.num_units=2", *options]
     settings = settings_of(tmp_path / "unused", overrides)
-    left_out = Rounds(settings, [cluster(0), told]).state.roster.excluded
+    left_out = Rounds(settings, [cluster(0), invalid]).state.roster.excluded
     assert left_out[1].kind == "WireError"
     assert "compression.activation=" in left_out[1].message
 
 
 def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:
     """Units, of which ``unit`` changes its state in its first ``rounds`` replies."""
-    told, honest = [0], scripted_units()
+    lies, honest = [0], scripted_units()
 
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
-        asked = context.node_config["partition-id"] == unit and "UnitReply" in reply.content
-        if asked and told[0] < rounds:
-            told[0] += 1
+        from_unit = context.node_config["partition-id"] == unit and "UnitReply" in reply.content
+        if from_unit and lies[0] < rounds:
+            lies[0] += 1
             with rewritten(reply) as fields:
                 for before, after in change.items():
                     assert before in fields["state"]
@@ -504,22 +504,25 @@ def test_an_invalid_reply_to_a_repeated_question_affects_no_other_unit(
     tmp_path: Path, answer: str
 ) -> None:
     first = lying(1, {'"v":0.0': '"v":NaN'}, 99)
-    asked = [0]
+    requests = [0]
 
     def client(message: Message, context: Context) -> Message:
         reply: Message = first(message, context)
         if context.node_config["partition-id"] == 1 and "UnitReply" in reply.content:
-            asked[0] += 1
-            if asked[0] > 1 and answer == "nothing":
+            requests[0] += 1
+            if requests[0] > 1 and answer == "nothing":
                 return Message(RecordDict(), reply_to=message)
-            if asked[0] > 1:  # an invalid report in the name of unit 0
-                with rewritten(reply) as told:
-                    told |= {"unit": 0, "state": told["state"].replace('"unit":1', '"unit":0')}
+            if requests[0] > 1:  # an invalid report in the name of unit 0
+                with rewritten(reply) as decoded:
+                    decoded |= {
+                        "unit": 0,
+                        "state": decoded["state"].replace('"unit":1', '"unit":0'),
+                    }
         return reply
 
     run(tmp_path, *FAST, client=client)  # type: ignore[arg-type]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert asked == [3]  # at the start, before rounds 1 and 2, then less often
+    assert requests == [3]  # at the start, before rounds 1 and 2, then less often
     assert [list(line["excluded"]) for line in lines] == [["1"]] * 3
     assert [line["units"] for line in lines] == [[0, 2]] * 3
 
@@ -587,7 +590,7 @@ def test_a_run_logs_once_that_shared_stages_would_be_faster(
 ) -> None:
     """The gain must exceed the prediction's error, and the devices' times must be known."""
     options = *MOBILE, "environment=static", "strategy=dssra", "strategy.energy=adapters"
-    for spread, sync_s, known, told in (
+    for spread, sync_s, known, count in (
         (0.02, 1e-3, True, 1),
         (2.0, 1e-3, True, 0),
         (0.02, 1e3, True, 0),
@@ -607,7 +610,7 @@ def test_a_run_logs_once_that_shared_stages_would_be_faster(
         for number in (2, 3):
             assert not any(each.shares for each in own.decide(number).plan.clusters)
         lines = [each.getMessage() for each in caplog.records]
-        assert len(lines) == told
+        assert len(lines) == count
         assert all(
             re.match(r"unit 0: with shared stages .* about .* instead of ", e) for e in lines
         )

@@ -167,8 +167,8 @@ def test_false_values_of_a_unit_have_a_bounded_effect_on_estimates(
     def lying(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         if message.metadata.message_type == TRAIN and context.node_config["partition-id"] == 1:
-            with rewritten(reply) as told:
-                for figures in (told["report"]["losses"], told["report"]["squared_norms"]):
+            with rewritten(reply) as decoded:
+                for figures in (decoded["report"]["losses"], decoded["report"]["squared_norms"]):
                     figures[:] = [1e30] * len(figures)
         return reply
 
@@ -184,9 +184,9 @@ def test_a_unit_that_is_alone_in_its_first_round_does_not_end_the_run(tmp_path: 
     lie = scaled(1e30)
     options = *UNTRAINED, "channel.num_channels=1", "federation.rounds=6"
     run(tmp_path / "run", *options, client=Lying(lie, {1}, scripted_units()))  # type: ignore[arg-type]
-    told = lines(tmp_path / "run")
-    assert all(line["units"] != [1] for line in told)
-    assert {unit for line in told for unit in line["units"]} == {0, 2}
+    reports = lines(tmp_path / "run")
+    assert all(line["units"] != [1] for line in reports)
+    assert {unit for line in reports for unit in line["units"]} == {0, 2}
 
 
 def test_false_token_counts_raise_a_units_weight_only_to_the_cap(
@@ -198,8 +198,8 @@ def test_false_token_counts_raise_a_units_weight_only_to_the_cap(
     def lying(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         if message.metadata.message_type == TRAIN and context.node_config["partition-id"] == 1:
-            with rewritten(reply) as told:
-                told["report"]["target_tokens"] = 480  # 2 steps of 6 rows of 40
+            with rewritten(reply) as decoded:
+                decoded["report"]["target_tokens"] = 480  # 2 steps of 6 rows of 40
         return reply
 
     found, real = list[dict[int, float]](), GlobalModel.learn

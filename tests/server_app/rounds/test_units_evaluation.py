@@ -42,9 +42,9 @@ def test_accepted_statistics_give_finite_scores(name: str, data: st.DataObject) 
     counts = data.draw(npst.arrays(np.int64, shape, elements=numbers))
     rows = data.draw(st.sampled_from([int(counts.sum()), 5]))
     losses = tuple(data.draw(st.lists(st.floats(), max_size=3)))
-    told = Statistics(rows, data.draw(st.integers(0, 4)), losses, counts)
-    if rows > 0 and possible(told, task, LABELS):
-        for score in (task.score(told), task.score(told + told)):
+    statistics = Statistics(rows, data.draw(st.integers(0, 4)), losses, counts)
+    if rows > 0 and possible(statistics, task, LABELS):
+        for score in (task.score(statistics), task.score(statistics + statistics)):
             values = [score.value, *score.extra_metrics.values()]
             assert all(np.isfinite(value) and value >= 0 for value in values)
 

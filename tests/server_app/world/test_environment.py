@@ -268,8 +268,8 @@ def test_a_condition_scales_speed_memory_energy_and_gains() -> None:
 
 def test_the_limit_of_a_memory_budget_is_scaled_as_well() -> None:
     budget = MemoryBudget(8.0, 1.0, 2.0, 3.0)
-    told = ClusterState(0, (DeviceProfile("a", LAW, memory=budget),), 10)
-    (now,) = STATIC.conditions(conditions(DeviceCondition(0.0, True, 0.25, 1.0)), (told,))
+    reported = ClusterState(0, (DeviceProfile("a", LAW, memory=budget),), 10)
+    (now,) = STATIC.conditions(conditions(DeviceCondition(0.0, True, 0.25, 1.0)), (reported,))
     assert now.devices[0].memory == replace(budget, limit_bytes=2.0)
 
 
@@ -290,11 +290,11 @@ def test_extreme_values_in_a_report_do_not_end_the_run() -> None:
         DeviceProfile(name, law, None, budget)
         for name, law, budget in zip("ab", laws, budgets, strict=True)
     )
-    told = ClusterState(0, devices, 1, Uplink(most, least, 0.0, 0.0, (most, least)))
-    (now,) = STATIC.conditions(conditions(slow, fast), (told,))
+    reported = ClusterState(0, devices, 1, Uplink(most, least, 0.0, 0.0, (most, least)))
+    (now,) = STATIC.conditions(conditions(slow, fast), (reported,))
     assert now.devices[0].time.u == 1e6
     assert now.devices[1].time.u == 0
-    assert now.uplink == replace(told.uplink, energy_j=0.0, gains=(most, 0.0))
+    assert now.uplink == replace(reported.uplink, energy_j=0.0, gains=(most, 0.0))
 
 
 # Invalid states and options

@@ -110,8 +110,8 @@ def test_devices_that_finish_their_action_are_not_lost(
         with Work().segments(PLAN, there) as segments:
             assert not segments.lost
     assert refused  # the first refusal lets both steps continue, so the other device may not refuse
-    told = [each.getMessage().split(":")[0] for each in caplog.records]
-    waits = [each for each in told if each.startswith("waiting")]
+    logged = [each.getMessage().split(":")[0] for each in caplog.records]
+    waits = [each for each in logged if each.startswith("waiting")]
     assert sorted(waits) == sorted(f"waiting for {name}" for name in set(refused))
 
 

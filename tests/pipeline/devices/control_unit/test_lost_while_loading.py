@@ -67,19 +67,19 @@ def test_a_device_may_be_lost_while_parts_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The device is lost just before a part of a block is sent to it or to another device."""
-    packed, gone = Replica.packed, list[threading.Thread]()
+    packed, threads = Replica.packed, list[threading.Thread]()
 
     def losing(replica: Replica, name: str, keys: Collection[str]) -> torch.Tensor:
         hit = name == f"blocks.{block}" and any("/" in key for key in keys) == state
-        if hit and not gone:
-            gone.append(threading.Thread(target=ended, args=(there[lost],)))
-            gone[0].start()
+        if hit and not threads:
+            threads.append(threading.Thread(target=ended, args=(there[lost],)))
+            threads[0].start()
         return packed(replica, name, keys)
 
     monkeypatch.setattr(Replica, "packed", losing)
     with daemons(3) as there:
         assert work.remote(PLAN, there, lost=[device_name(lost)]).equals(expected)
-        assert gone
+        assert threads
 
 
 def ended(daemon: Daemon) -> None:

@@ -26,10 +26,10 @@ from tests.device_cluster import ADAMW, SMALL, Work, plan_of
 def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
     """With 1F1B, three stages keep 4, 3 and 2 of 8 micro-batches; a shared stage counts its
     rows."""
-    told, modes, described = [], [], []
+    requests, modes, described = [], [], []
 
     def needed(blocks: int, kept: float, part: float, gradients: int, recompute: bool) -> float:
-        told.append((blocks, kept, part, gradients))
+        requests.append((blocks, kept, part, gradients))
         modes.append(recompute)
         return 0.0
 
@@ -59,10 +59,10 @@ def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
             placed = Placement(each, cluster, common, replica)
             for name in (device for segment in each.segments for device in segment.devices):
                 described.append(placed._description(name, dict.fromkeys(names, "s")).recompute)
-    assert told[:3] == [(1, 4 / 8, 1.0, 0), (1, 3 / 8, 1.0, 0), (1, 2 / 8, 1.0, 0)]
-    assert told[3:6] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 0.75, 2), (2, 2 / 8, 0.25, 0)]
+    assert requests[:3] == [(1, 4 / 8, 1.0, 0), (1, 3 / 8, 1.0, 0), (1, 2 / 8, 1.0, 0)]
+    assert requests[3:6] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 0.75, 2), (2, 2 / 8, 0.25, 0)]
     # a set of gradients for each share
-    assert told[6:8] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 1.0, 2)]
+    assert requests[6:8] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 1.0, 2)]
     assert described == modes == [False] * 8 + [False, False, True] + [False, True]
 
 

@@ -331,11 +331,11 @@ def test_a_device_that_sends_an_invalid_answer_is_dropped(
 ) -> None:
     """The round still has the bits of one thread. Clocks are requested after training, so an
     invalid clock only removes the round's times."""
-    send, lied, gone = FrameStream.send, list[bool](), list[str]()
+    send, lied, dropped = FrameStream.send, list[bool](), list[str]()
     without = segments.RemoteSegments._resume_after
 
     def noted(remote: segments.RemoteSegments, lost: StageError) -> None:
-        gone.append(lost.device)
+        dropped.append(lost.device)
         without(remote, lost)
 
     def lying(stream: FrameStream, frame: Frame) -> None:
@@ -349,6 +349,6 @@ def test_a_device_that_sends_an_invalid_answer_is_dropped(
     monkeypatch.setattr("pipeline.devices.daemon.session.ALIVE_S", 0.01)
     plan = plan_of([device_name(k) for k in range(2)], (2, 2))
     with daemons(2) as there:
-        found = Work().remote(plan, there, lost=gone)
+        found = Work().remote(plan, there, lost=dropped)
     assert found.equals(Work().inline(plan))
-    assert lied and len(gone) == (kind != FrameKind.CLOCK)
+    assert lied and len(dropped) == (kind != FrameKind.CLOCK)

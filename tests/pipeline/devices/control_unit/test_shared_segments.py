@@ -233,14 +233,14 @@ def test_two_segments_without_shares_merge_after_a_loss() -> None:
 
 def test_after_a_loss_only_optimiser_state_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices that lead additional blocks receive only the optimiser state of these blocks."""
-    asked, wanted = list[Wanted](), placement._wanted
+    requests, wanted = list[Wanted](), placement._wanted
     monkeypatch.setattr(
-        placement, "_wanted", lambda *args: asked.append(wanted(*args)) or asked[-1]
+        placement, "_wanted", lambda *args: requests.append(wanted(*args)) or requests[-1]
     )
     plan, first = plan_of(*PLANS["one"], m=1), Work()
     second = first.after(first.inline(plan))
     with daemons(3) as there, planted([Fault(there[1], 1, False, True, kind="BEGIN")]):
         found = second.remote(plan, there, lost=[device_name(1)])
     assert found.equals(second.inline(plan))
-    assert [len(each.blocks) for each in asked] == [4, 4, 4, 0, 0]
-    assert sum(len(each.states) for each in asked[3:]) in range(1, 5)
+    assert [len(each.blocks) for each in requests] == [4, 4, 4, 0, 0]
+    assert sum(len(each.states) for each in requests[3:]) in range(1, 5)

@@ -35,18 +35,18 @@ def norms_of(unit: HostileUnit, frames: list[Frame], early: int) -> torch.Tensor
     load, *parts = loading(frames)
     assert unit.load([load, *parts[:early]])
     session = description_of(load)["session"]
-    before, behind = (unit.hop(session, neighbour_name(side, 0)) for side in (BEFORE, BEHIND))
+    before, following = (unit.hop(session, neighbour_name(side, 0)) for side in (BEFORE, BEHIND))
     to = {
         FrameKind.BEGIN: unit.control,
         FrameKind.ACTIVATION: before,
-        FrameKind.GRADIENT: behind,
+        FrameKind.GRADIENT: following,
     }
     own = {(each.kind, each.micro_batch): each for each in reversed(frames) if each.step == 0}
     for (kind, _), frame in reversed(own.items()):  # the device's answers are not sent to it
         if kind in to:
-            to[kind].tell(frame)
+            to[kind].send_frame(frame)
     for part in parts[early:]:
-        unit.control.tell(part)
+        unit.control.send_frame(part)
     while (answer := unit.control.receive()).kind != FrameKind.NORMS:
         assert answer.kind in (FrameKind.ALIVE, FrameKind.BUILT, FrameKind.CLOCK)
     return answer.tensors[0]
@@ -82,9 +82,9 @@ def test_waiting_for_weights_is_neither_busy_nor_compute_time() -> None:
     session._wait_for(held, ports, "blocks.0")
     ports.send(action, ())
     assert seen == [None] * len(seen)
-    asked, _, ended, _ = ports.table()[0].tolist()
-    assert asked - began_s >= 0.1
-    assert ended - asked < 0.05
+    requested_s, _, ended_s, _ = ports.table()[0].tolist()
+    assert requested_s - began_s >= 0.1
+    assert ended_s - requested_s < 0.05
 
 
 @pytest.mark.parametrize("steps", [1, 3])

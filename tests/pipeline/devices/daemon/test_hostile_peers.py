@@ -41,11 +41,11 @@ def attack_hops(unit: HostileUnit, frames: list[Frame], mutator: Mutator, count:
     while left > 0:
         assert unit.load(own)
         streams = [unit.hop(session, neighbour_name(side, 0)) for side in (BEFORE, BEHIND)]
-        unit.control.tell(begin)
+        unit.control.send_frame(begin)
         for _ in range(4):
             stream = streams[mutator.chance(0.5)]
             if mutator.chance(0.4):
-                stream.tell(mutator.frame(FrameKind.ACTIVATION, FrameKind.GRADIENT))
+                stream.send_frame(mutator.frame(FrameKind.ACTIVATION, FrameKind.GRADIENT))
             else:
                 stream.send(mutator.message())
                 left -= 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from device_cluster import Work, daemons, device_name, plan_of
-from device_process import ROOT, TELLING, DeviceProcess, device_process
+from device_process import MODULES_PROGRAM, ROOT, DeviceProcess, device_process
 from huggingface import VOCABULARY, batch_for, spec_of
 from packaging.utils import canonicalize_name
 from requirements_files import installed, required
@@ -37,7 +37,7 @@ def top_packages(modules: Iterable[str]) -> set[str]:
 
 
 def test_a_daemon_with_our_blocks_imports_no_heavy_library() -> None:
-    with device_process(program=TELLING) as device:
+    with device_process(program=MODULES_PROGRAM) as device:
         assert not top_packages(device.modules()) & (HEAVY | FOR_SOME_MODELS)
         assert held(device, Work().spec, Work())
         loaded = device.modules()
@@ -61,7 +61,7 @@ def test_the_requirements_file_installs_all_that_a_daemon_needs(tmp_path: Path) 
     environment = {"PYTHONPATH": f"{ROOT}:{installed(['hf'], tmp_path / 'site')}"}
     site = {"python": ["-S"], "environment": environment}
     bert = Work(vocabulary=VOCABULARY, batch=batch_for("tokens"))
-    with device_process(program=TELLING, **site) as device:  # type: ignore[arg-type]
+    with device_process(program=MODULES_PROGRAM, **site) as device:  # type: ignore[arg-type]
         assert held(device, Work().spec, Work())
         assert held(device, spec_of(tmp_path, "bert", "tokens"), bert)
         loaded = device.modules()

@@ -118,12 +118,12 @@ def test_invalid_descriptions_are_refused_within_4_s_and_30_mb(
     hostile = [{**tree, "model": each} for each in MODELS] + [{**tree, **each} for each in OTHERS]
     before, began = psutil.Process().memory_info().rss, time.process_time()
     for number, each in enumerate(hostile, 1):
-        unit.control.tell(described(honest, each))
+        unit.control.send_frame(described(honest, each))
         assert not unit.settled() or len(unit.troubles) == number, json.dumps(each)[:200]
         if len(unit.troubles) < number:  # it exceeded the limits of any message
             unit.troubles.append("")
     for depth in (300, 10**5):
-        unit.control.tell(nested(depth))
+        unit.control.send_frame(nested(depth))
         assert unit.settled()
     assert time.process_time() - began < 4
     assert psutil.Process().memory_info().rss - before < 30 * MB
@@ -147,7 +147,7 @@ def test_blocks_with_large_constants_are_refused_after_the_first(
     model = {"kind": "huggingface", "family": "stablelm", "num_blocks": 12, "head": "causal"}
     honest = loading(frames)[0]
     tree = description_of(honest) | {"span": {"first": 0, "blocks": 12}}
-    unit.control.tell(described(honest, tree | {"model": model | {"config": fields}}))
+    unit.control.send_frame(described(honest, tree | {"model": model | {"config": fields}}))
     assert unit.settled() and "12 blocks need 201,326,592 bytes" in unit.troubles[-1]
     assert built == [0]
 
@@ -206,10 +206,10 @@ def test_parts_with_other_tensors_than_the_block_are_refused(
     ]
     for number, each in enumerate(hostile, 1):
         assert unit.load([load_])
-        unit.control.tell(each)
+        unit.control.send_frame(each)
         assert unit.settled()
         assert len(unit.troubles) == number
-    unit.control.tell(changed(parts[0], **{weight: torch.zeros(1024, 1024)}))
+    unit.control.send_frame(changed(parts[0], **{weight: torch.zeros(1024, 1024)}))
     assert not unit.settled()  # its size exceeds the announced size
     assert unit.load([load_, *parts])
 
@@ -229,7 +229,7 @@ def test_empty_tensors_are_refused(unit: HostileUnit, frames: list[Frame], count
     load_, part, *_ = loading(frames)
     assert unit.load([load_])
     header = packed(PartHeader("blocks.0", 1))
-    unit.control.tell(replace(part, tensors=(header, empty_tensors(count))))
+    unit.control.send_frame(replace(part, tensors=(header, empty_tensors(count))))
     assert not unit.settled() or len(unit.troubles) == 1
 
 
@@ -238,11 +238,11 @@ def test_each_neighbour_needs_its_own_secret(unit: HostileUnit, frames: list[Fra
     own = loading(frames)
     session = description_of(own[0])["session"]
     assert unit.load(own)
-    before, behind = (neighbour_name(side, 0) for side in (BEFORE, BEHIND))
-    for name, shown in ((behind, secret_for(session, before)), (before, session)):
+    before, following = (neighbour_name(side, 0) for side in (BEFORE, BEHIND))
+    for name, shown in ((following, secret_for(session, before)), (before, session)):
         with pytest.raises(LinkError, match="UNAUTHENTICATED"):
             RawStream(unit.channel, HOP, ((SESSION, shown), (NEIGHBOUR, name)))
-    unit.hop(session, behind).close()
+    unit.hop(session, following).close()
 
 
 def test_a_neighbour_that_the_description_does_not_list_is_refused(
@@ -275,7 +275,7 @@ def test_an_incomplete_segment_refuses_steps_and_state_requests(
 ) -> None:
     assert unit.load(loading(frames)[:-1])
     for number, kind in enumerate((FrameKind.STEP, FrameKind.STATE), 1):
-        unit.control.tell(replace(step(frames), kind=kind))
+        unit.control.send_frame(replace(step(frames), kind=kind))
         assert unit.settled()
         assert len(unit.troubles) == number
 
@@ -318,8 +318,8 @@ def test_activations_that_do_not_fit_abort_the_step(
     session = description_of(own[0])["session"]
     assert unit.load(own)
     hops = [unit.hop(session, neighbour_name(side, 0)) for side in (BEFORE, BEHIND)]
-    unit.control.tell(begin)
-    hops[0].tell(replace(begin, kind=FrameKind.ACTIVATION, tensors=tensors))
+    unit.control.send_frame(begin)
+    hops[0].send_frame(replace(begin, kind=FrameKind.ACTIVATION, tensors=tensors))
     answers = iter(unit.control.receive, None)
     assert next(each for each in answers if each.kind != FrameKind.ALIVE).kind == FrameKind.FAILED
     assert unit.settled()
@@ -345,6 +345,6 @@ def test_commands_with_invalid_numbers_are_refused(
 ) -> None:
     begin = next(each for each in frames if each.kind == FrameKind.BEGIN)
     assert unit.load(loading(frames))
-    unit.control.tell(replace(begin, kind=kind, tensors=(number,)))
+    unit.control.send_frame(replace(begin, kind=kind, tensors=(number,)))
     assert unit.settled()
     assert len(unit.troubles) == 1

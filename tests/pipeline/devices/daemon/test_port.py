@@ -76,11 +76,11 @@ def test_unauthorised_callers_are_refused(
 ) -> None:
     cluster, others = Cluster(tmp_path / "own"), Cluster(tmp_path / "others")
     jetson = cluster.member()
-    came = caller(cluster, others)
+    identity = caller(cluster, others)
     served = list[object]()
     for method in ("_control", "_hop", "_status"):
-        monkeypatch.setattr(Daemon, method, lambda *heard: served.append(heard))
-    shown = (came.key, came.certificate) if came else ()
+        monkeypatch.setattr(Daemon, method, lambda *arguments: served.append(arguments))
+    shown = (identity.key, identity.certificate) if identity else ()
     with Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon:
         wanted = ("grpc.ssl_target_name_override", dns_name("jetson", Role.DEVICE))
         credentials = grpc.ssl_channel_credentials(jetson.authority, *shown)
@@ -99,8 +99,8 @@ def test_unauthorised_calls_without_a_request_do_not_hold_threads(tmp_path: Path
         with Dialer(pi).channel("jetson", daemon.address) as channel:
             silence = queue.SimpleQueue[bytes]()
             for _ in range(20):
-                asked = channel.stream_stream(STATUS)(iter(silence.get, b""))
-                assert asked.code() == grpc.StatusCode.UNAUTHENTICATED
+                call = channel.stream_stream(STATUS)(iter(silence.get, b""))
+                assert call.code() == grpc.StatusCode.UNAUTHENTICATED
         silence.put(b"")
         with Dialer(boss).channel("jetson", daemon.address) as channel:
             assert channel.unary_unary(STATUS)(b"", timeout=60)

@@ -27,7 +27,7 @@ DESCRIPTION = SimpleNamespace(
 HELD: Any = SimpleNamespace(description=DESCRIPTION)
 
 
-class Letting:
+class Releasing:
     """A session that releases its segment after the first read."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Aborting:
 
 def test_a_daemon_refuses_others_while_its_session_releases_the_segment() -> None:
     with daemons(1) as (daemon,):
-        daemon._session = Letting()  # type: ignore[assignment]
+        daemon._session = Releasing()  # type: ignore[assignment]
         occupied = daemon._occupied(session(), Aborting())  # type: ignore[arg-type]
         with pytest.raises(LinkError, match="works for unit 3"), occupied:
             pass
