@@ -58,8 +58,8 @@ class CollaPipeStrategy:
     A ServerApp needs only ``start``::
 
         settings = config.load(context.run_config)
-        told = Units(grid, settings).rows()
-        strategy = CollaPipeStrategy(settings, make_tokenizer(settings, told.values()))
+        replies = Units(grid, settings).rows()
+        strategy = CollaPipeStrategy(settings, make_tokenizer(settings, replies.values()))
         strategy.start(grid=grid, initial_arrays=strategy.initial_arrays(), num_rounds=3)
 
     To run code between rounds, open the strategy and run them one by one::
