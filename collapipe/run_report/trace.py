@@ -7,7 +7,7 @@ Sending ends when a waiting neighbour has the output, or if no neighbour waits, 
 import json
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
@@ -33,6 +33,7 @@ from pipeline.schedule import Action
 _TRACES = TypeAdapter(RoundTraces)
 _LONGEST = 2**28  # of a line, in bytes
 COMPUTE, WAIT, SEND, SEND_BACK, PLANNED, PLANNED_SEND, PLANNED_SEND_BACK = range(1, 8)  # tracks
+_REPEATS = 20  # times as fast as the slowest step is a head that repeats its answers
 _WIDTH_IN, _ROW_IN, _MARGIN_IN = 9.0, 0.8, 1.5
 _LANES = {  # name, and in a picture its top and height in a row and its colour
     COMPUTE: ("compute", -0.44, 0.3, "#3b6ea5"),
@@ -107,8 +108,15 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
                 track, label = back if each.sends else PLANNED, f"{each.kind}{each.micro_batch}"
                 length_s = each.end_s - each.begin_s
                 yield _slice(process, track, label, start_s + each.begin_s, length_s)
-        yield from _measured(tables)
+        yield from _measured(tables, _repeated(traced))
         first += len(traced)
+
+
+def _repeated(traced: Sequence[DeviceTrace]) -> set[int]:
+    """Return the steps that were computed again after a loss: their heads only repeat answers."""
+    heads = (each.steps for each in traced if each.stage == "head")
+    busy_s = [sum(ended - began for _, began, ended, _ in rows) for rows in next(heads, ())]
+    return {step for step, each in enumerate(busy_s) if each < max(busy_s) / _REPEATS}
 
 
 def _tables(
@@ -124,13 +132,15 @@ def _tables(
         yield dict(zip(schedule.build(cluster.schedule, stages, m)[stage], rows, strict=False))
 
 
-def _measured(tables: Mapping[tuple[int, int], Table]) -> Iterator[Event]:
+def _measured(
+    tables: Mapping[tuple[int, int], Table], repeated: Collection[int]
+) -> Iterator[Event]:
     """Yield the slices of each process and step, and an arrow to each action of a neighbour that
-    needs an output."""
+    needs an output. Slices of ``repeated`` steps are marked."""
     for (process, step), rows in tables.items():
         free_s = {SEND: -math.inf, SEND_BACK: -math.inf}  # one at a time leaves
         for action, (wanted, began, ended, left) in rows.items():
-            name, about, sent = str(action), {"step": step}, left
+            name, about, sent = str(action), {"step": step, "repeated": step in repeated}, left
             yield _slice(process, WAIT, f"for {name}", wanted, began - wanted) | {"args": about}
             yield _slice(process, COMPUTE, name, began, ended - began) | {"args": about}
             forward = action.kind == schedule.FORWARD
@@ -179,9 +189,12 @@ def draw(trace: Trace, file: Path) -> None:
         bar = (each["ts"] - begin) / 1e6, each["dur"] / 1e6
         busy_s[each["pid"], each["tid"]] += bar[1]
         axes.broken_barh([bar], lane, facecolors=color, edgecolors="white", linewidth=0.4)
+    planned = {
+        pid: f"planned {seconds(busy_s[pid, PLANNED])}" if (pid, PLANNED) in busy_s else "no plan"
+        for pid in names
+    }
     labels = [
-        f"{name}\n{seconds(busy_s[pid, COMPUTE])}, planned {seconds(busy_s[pid, PLANNED])}"
-        for pid, name in names.items()
+        f"{name}\n{seconds(busy_s[pid, COMPUTE])}, {planned[pid]}" for pid, name in names.items()
     ]
     axes.set_yticks(range(len(names)), [label.replace("$", r"\$") for label in labels])
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -198,10 +211,12 @@ def draw(trace: Trace, file: Path) -> None:
 
 def _typical_step(slices: Iterable[Event]) -> Iterator[tuple[Event, float]]:
     """Yield the slices of the step with the median length and of the plan, each with the start
-    time of its step."""
+    time of its step. Steps that were computed again after a loss are left out."""
     steps = defaultdict[int | None, list[Event]](list)  # None: the plan
     for each in slices:
-        steps[each.get("args", {}).get("step")].append(each)
+        about = each.get("args", {})
+        if not about.get("repeated"):
+            steps[about.get("step")].append(each)
     begins = {step: min(each["ts"] for each in own) for step, own in steps.items()}
     ends = {step: max(each["ts"] + each["dur"] for each in own) for step, own in steps.items()}
     lengths = [(ends[step] - begins[step], step) for step in steps if step is not None]

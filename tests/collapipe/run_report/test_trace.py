@@ -11,7 +11,7 @@ from collapipe.errors import ConfigError
 from collapipe.report import DeviceTrace, RoundTraces
 from collapipe.run_report.trace import SEND, SEND_BACK, Event, _typical_step, read_trace
 
-LENGTHS = (9.0, 1.0, 2.0)  # seconds of each step
+LENGTHS = (9.0, 0.3, 2.0, 0.2)  # seconds of each step
 
 
 def stage_of(
@@ -76,3 +76,9 @@ def test_the_error_for_a_missing_file_states_the_cause(run: Path) -> None:
 
 def test_the_step_of_median_length_is_drawn(slices: list[Event]) -> None:
     assert {(each["args"]["step"], begin) for each, begin in _typical_step(slices)} == {(2, 20e6)}
+
+
+def test_steps_computed_again_after_a_loss_are_marked_and_not_drawn(slices: list[Event]) -> None:
+    """The head computes next to nothing in such a step."""
+    assert {each["args"]["step"] for each in slices if each["args"]["repeated"]} == {1, 3}
+    assert {each["args"]["step"] for each, _ in _typical_step(slices)} == {2}
