@@ -127,8 +127,9 @@ class Units:
         """Ask excluded units that are due, new nodes, and nodes without a usable reply so far for
         their clusters' states.
 
-        Returns the usable states, and the known units that sent none. A new node may take the
-        number of a node that has left, for example after a restart of its machine.
+        Returns the usable states and the failures of excluded units' new nodes, and the known units
+        that sent nothing usable. A new node may take the number of a node that has left, for
+        example after a restart of its machine. A node that fails is asked after pauses that grow.
         """
         online = set(self.grid.get_node_ids())
         self._met &= online
@@ -140,15 +141,18 @@ class Units:
         asked = [node for node, pause in calls.items() if round_ >= pause.until]
         reported, failures = self._introduce(asked, offline, _AGAIN_S)
         self._calls |= {node: pause for node, pause in calls.items() if node not in asked}
-        silent = (node for node, failure in failures.items() if failure.kind == SILENT)
-        self._calls |= {node: calls[node].longer(round_) for node in silent}
+        self._calls |= {node: calls[node].longer(round_) for node in failures}
+        certified = self.places.certified() if failures else {}
+        failed = {self.places.place(node, certified): each for node, each in failures.items()}
         warn_excluded(self.places, {node: failures[node] for node in new & failures.keys()})
         due = {*roster.due(round_)} - reported.keys() - offline
         known = due & self.nodes.keys()
         answers = self._states_of(known)
         self._restore_late(answers)
         reported |= {reply.unit: reply.state for reply in apart(answers)[0].values()}
-        return reported, known - reported.keys()
+        silent = known - reported.keys()
+        reported |= {unit: failed[unit] for unit in roster.excluded if unit in failed}
+        return reported, silent
 
     def states(self, units: Iterable[int]) -> dict[int, Reported]:
         """Ask these units for their current states. Unusable answers are omitted."""

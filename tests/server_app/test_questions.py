@@ -19,6 +19,7 @@ from client_app.app import app
 from collapipe.errors import ConfigError, RoundFailedError, WireError
 from collapipe.flower.inline_grid import InlineGrid
 from collapipe.process import cancellation
+from collapipe.state import unknown_cluster
 from collapipe.tasks.classification import Classification
 from collapipe.text.vocabulary import MOST_LABELS
 from collapipe.wire import records
@@ -232,6 +233,23 @@ def test_a_cause_common_to_all_units_is_reported_first_and_once() -> None:
         Units(federated(answers), run_settings()).rows()
     with pytest.raises(RoundFailedError, match=r"^\w+: .* \(0 of 1 units can begin\)$"):
         Units(federated({0: raising}), run_settings(num_units=1)).rows()
+
+
+def test_the_latest_failure_of_an_excluded_unit_is_reported_and_its_node_asked_less_often() -> None:
+    requests = list[str]()
+
+    def unfit(message: Message, context: Context) -> RecordDict:
+        requests.append(message.metadata.message_type)
+        return records.pack(Failure("OwnerError", "its rows have no column that x names"))
+
+    owners = Places(of={"ann": 0, "bob": 1}, signed=lambda: {2: "ann", 3: "bob"})
+    units = Units(federated({0: honest("ann"), 1: unfit}), run_settings(num_units=2), places=owners)
+    units.nodes = {0: 2}
+    roster = Roster((unknown_cluster(0), Failure("Absent", "no node has this number")))
+    answered = [round_ for round_ in range(1, 9) if units.ask_again(round_, roster)[0]]
+    assert answered == [1, 2, 4, 8] and len(requests) == 4
+    (reported,) = units.ask_again(16, roster)[0].items()
+    assert reported == (1, Failure("OwnerError", '"its rows have no column that x names"'))
 
 
 def test_a_silent_unit_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
