@@ -100,7 +100,7 @@ class ControlUnit:
         try:
             return read_step(Path(cluster.file), self.settings.tree, place, names)
         except ConfigError as error:
-            _log.warning("round 1 is planned without measured steps: %s", error)
+            _log.warning("steps measured before the run are not used: %s", error)
             return None
 
     def batch(self, step: int) -> tuple[Batch, Tensor]:

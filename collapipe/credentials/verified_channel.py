@@ -95,7 +95,7 @@ def cause(error: OSError | WireError) -> str:
     match error:
         case ssl.SSLCertVerificationError():
             other = "; another one answers there" if error.verify_code == _OTHER_NAME else ""
-            return f"its certificate is refused: {error.verify_message}{other}"
+            return f"its certificate is refused: {error.verify_message.rstrip('.')}{other}"
         case ssl.SSLError():
             return f"TLS fails ({error.reason}); was it started with --credentials?"
         case TimeoutError():

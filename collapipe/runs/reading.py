@@ -122,9 +122,11 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder (seen from {Path.cwd()}); correct RUN_DIR")
     if not config.is_file():
+        jobs = sorted(each.parent for each in folder.glob("[0-9]*/config.yaml"))
+        way_out = f"name the runs of this sweep, such as {jobs[0]}" if jobs else "name another one"
         raise ConfigError(
             f"{folder}: not the folder of a run, {config} is missing; a run writes it when it "
-            "starts, so name another folder"
+            f"starts, so {way_out}"
         )
     text, tree = read_tree(config)
     num_units = _valid(_TREE, str(config), tree).federation.num_units

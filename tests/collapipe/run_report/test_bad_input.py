@@ -95,6 +95,14 @@ def test_bad_arguments_give_an_error_of_one_line(
     assert message in err
 
 
+def test_the_error_for_the_folder_of_a_sweep_names_a_run_in_it(
+    runs: list[Path], command: Command
+) -> None:
+    (sweep := runs[0].parent / "sweep").mkdir()
+    runs[0].rename(sweep / "0")
+    assert command("report", sweep)[2].endswith(f"name the runs of this sweep, such as {sweep}/0\n")
+
+
 @pytest.mark.parametrize(("unit", "status"), [(b"a", 2), (b"\n", 0)])
 def test_a_small_file_is_not_unpacked_without_limit(
     unit: bytes, status: int, run: Path, command: Command
