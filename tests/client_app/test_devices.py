@@ -101,6 +101,9 @@ def test_a_device_with_another_version_holds_no_block(monkeypatch: pytest.Monkey
         assert ask_status(own._dialer, device, BRIEF).flops_per_s is None
         monkeypatch.setattr("client_app.devices.__version__", "9.9.9")
         assert own.present(described)[0].max_blocks == 0
+        other = devices(running=[DeviceAddress("other", daemon.address)])
+        assert other.present([replace(described[0], name="other")])[0].max_blocks == 0
+        assert f"its address belongs to {device.name}" in other.absent["other"]
     assert own.news == [
         f"planned without {device.name}: has CollaPipe {__version__}, here is 9.9.9; install "
         "the same version"

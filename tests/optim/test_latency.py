@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget
-from optim.latency import block_caps, micro_batch_sizes, round_up
+from optim.latency import block_caps, micro_batch_sizes, model_too_large, round_up
 from optim.problem import ClusterProblem, Latency
 from optim.step import in_flight
 from pipeline.schedule import gpipe, one_f_one_b
@@ -324,3 +324,10 @@ def _joules(budget: EnergyBudget, held: int, m: int) -> Fraction:
     u, v, w, ell = (Fraction(getattr(budget.law, name)) for name in ("u", "v", "w", "ell"))
     size = Fraction(12, m)
     return (m if budget.scope == "batch" else 1) * (held * (u * size + v) + w * size + ell)
+
+
+def test_the_error_for_too_little_memory_counts_the_smallest_micro_batches() -> None:
+    memory = MemoryBudget(0.1, 0.0, 9.8, 0.0, 0.0, 0.8)
+    device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), memory=memory)
+    problem = ClusterProblem((device,), 2, 8, 8, "overlap")
+    assert "at most 0 of 2 blocks in 8 micro-batches" in str(model_too_large(problem))

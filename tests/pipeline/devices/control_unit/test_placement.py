@@ -84,8 +84,9 @@ def test_devices_are_not_silent_while_this_process_is_paused(monkeypatch: Monkey
     placed.idle()
     now_s[0] += 1000
     placed.idle()
+    heard_s = control.last_received_s
     placed.idle()
-    assert placed.awake_s == 0.5
+    assert placed.awake_s == 0.5 and control.last_received_s == heard_s > 1000
     now_s[0] += 1000
     assert str(placed.blamed(HopError("behind-0", "has not read"))) == "a: has not read"
 
