@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -17,7 +18,7 @@ from prometheus_client import start_http_server
 from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.keys import openssh
-from collapipe.deployment.checking import check_unit, read_unit
+from collapipe.deployment.checking import CLOCKS_DIFFER, check_unit, read_unit
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, RefusedUnitError, one_line
 from collapipe.flower.commands import Flower, free_port, wait_until_open, why_it_ended
 from collapipe.owner import account_of
@@ -29,6 +30,7 @@ from collapipe.process.folders import TemporaryFolder
 
 _SECRETS = "key", "secret"
 _PAUSE_S = 2.0  # before the server is dialled again
+_ADMISSION_S = 10.0  # in which the server admits a newly signed certificate
 _LOOK_S = 0.5  # between checks of the SuperNode and the replying thread
 _LOCK = ".lock"  # suffix of the lock file, next to the folder of kept state
 
@@ -96,17 +98,22 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) ->
 
 
 def _read_again(file: Path, name: str) -> tuple[OwnerSection, Credentials]:
-    """Read the unit's file and its credentials; wait while they are invalid, because an expired
-    certificate may be renewed."""
+    """Read the unit's file and its credentials; wait while they are invalid or about to expire,
+    because they may be renewed."""
     waits = False
     while True:
         try:
-            return read_unit(file)
+            owner, own = read_unit(file)
+            if own.expires > datetime.now(UTC) + CLOCKS_DIFFER:
+                time.sleep(_ADMISSION_S if waits else 0)
+                return owner, own
+            problem = f"the certificate expires at {own.expires:%F %T} UTC; renew it"
         except ConfigError as error:
-            if not waits:
-                print(f"{name}: waits for valid credentials: {error}", flush=True)
-            waits = True
-            time.sleep(_PAUSE_S)
+            problem = str(error)
+        if not waits:
+            print(f"{name}: waits for valid credentials: {problem}", flush=True)
+        waits = True
+        time.sleep(_PAUSE_S)
 
 
 def _dial(

@@ -5,7 +5,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
 from importlib.metadata import version
@@ -28,7 +28,7 @@ from collapipe.errors import CollaPipeError, ConfigError, LinkError, faults_of
 from collapipe.owner_file import OwnerSection, read_owner
 
 _TIMEOUT_S = 8.0
-_CLOCKS_DIFFER_S = 300.0  # with a larger difference Flower refuses a node's signature
+CLOCKS_DIFFER = timedelta(seconds=300)  # with a larger difference Flower refuses a node's signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,9 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
     finally:
         connection.close()
     yield Finding("server", address)
-    off_s = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
-    clock = f"{off_s:.0f} s from the server's, {_CLOCKS_DIFFER_S:.0f} s are allowed"
-    yield Finding("clock", clock, clock if off_s > _CLOCKS_DIFFER_S else None, "set the clock")
+    off, most_s = abs(datetime.now(UTC) - parsedate_to_datetime(date)), CLOCKS_DIFFER.seconds
+    clock = f"{off.total_seconds():.0f} s from the server's, {most_s} s are allowed"
+    yield Finding("clock", clock, clock if off > CLOCKS_DIFFER else None, "set the clock")
     here, there = f"collapipe {__version__}", f"collapipe {status['collapipe']}"
     both = f"{here}, flwr {version('flwr')}", f"{there}, flwr {status['flwr']}"
     differ = f"here is {both[0]}, there {both[1]}" if both[0] != both[1] else None

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from subprocess import Popen
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -61,14 +63,20 @@ def test_a_unit_reconnects_until_the_server_refuses_it(
 def test_a_unit_waits_while_its_certificate_is_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The owner may install a renewed certificate while the unit waits."""
-    expired, renewed = ConfigError("credentials: expired; renew"), (Mock(), Mock())
-    monkeypatch.setattr(unit, "read_unit", Mock(side_effect=[expired, expired, renewed]))
-    monkeypatch.setattr(unit, "_PAUSE_S", 0.0)
+    """The owner may install a renewed certificate while the unit waits. Then the server gets time
+    to admit it, because a unit that the server refuses ends."""
+    now, pauses = datetime.now(UTC), Mock()
+    soon, renewed = ((Mock(), Mock(expires=now + timedelta(hours=h))) for h in (0, 1))
+    expired = ConfigError("credentials: expired; renew")
+    monkeypatch.setattr(unit, "read_unit", Mock(side_effect=[soon, expired, renewed, renewed]))
+    monkeypatch.setattr(unit, "time", SimpleNamespace(sleep=pauses))
     assert unit._read_again(tmp_path / "unit.yaml", "berlin") == renewed
-    assert capsys.readouterr().out == (
-        "berlin: waits for valid credentials: credentials: expired; renew\n"
-    )
+    told = capsys.readouterr().out
+    assert told.startswith("berlin: waits for valid credentials: the certificate expires at ")
+    assert told.count("\n") == 1
+    assert [each.args for each in pauses.mock_calls] == [(2.0,), (2.0,), (10.0,)]
+    assert unit._read_again(tmp_path / "unit.yaml", "berlin") == renewed
+    assert pauses.mock_calls[-1].args == (0,)
 
 
 def test_a_key_that_two_machines_use_is_named() -> None:
