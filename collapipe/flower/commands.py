@@ -33,6 +33,7 @@ _START_SECONDS = 240.0  # a SuperLink needs 2 to 4 s, and minutes on a busy mach
 _POLL_SECONDS = 0.1
 _NOT_SHOWN = b"Using SuperLink:", b"Successfully installed", b"error: "
 _FINISHED = "finished:completed"
+_ACTIVATION_FAILED = 2004  # Flower's code if a node with the key is online
 StatesOf = Callable[[str], Mapping[str, str]]
 """Run id → status by id, without a run that the SuperLink does not know."""
 _ROOT = Path(__file__).parents[2]
@@ -210,10 +211,10 @@ def wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> N
 def why_it_ended(log: str) -> str:
     """Return the reason in a SuperNode's log: its last line, unless the server refused a node that
     is online already."""
-    if "could not be activated" in log:
+    if f"[code: {_ACTIVATION_FAILED}]" in log:
         return (
             "another machine takes part with this unit's key, or the server has not noticed yet "
-            "that it left; one key is for one machine"
+            "that this one left, which takes up to a minute"
         )
     return last_line("\n".join(each for each in log.splitlines() if not each.startswith("INFO:")))
 

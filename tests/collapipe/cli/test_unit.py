@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from flwr.supercore.error.base import ApiErrorCode
 
 from client_app import answering
 from collapipe.cli import unit
@@ -81,7 +82,8 @@ def test_a_unit_waits_while_its_certificate_is_expired(
 
 def test_a_key_that_two_machines_use_is_named() -> None:
     """Flower's last line says only that a connection could not be established."""
-    refused = "SuperNode with node ID 17 could not be activated.\nno connection\n"
+    code = int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)
+    refused = f"[code: {code}] Failed to activate SuperNode.\nno connection\n"
     assert why_it_ended(refused).startswith("another machine takes part with this unit's key")
     assert why_it_ended("INFO: 1\nno connection\nINFO: 2\n") == "no connection"
 
