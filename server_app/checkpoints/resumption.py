@@ -11,6 +11,7 @@ from torch import Tensor
 from collapipe.config import Settings
 from collapipe.config.resolved import flattened
 from collapipe.errors import ConfigError, is_printable, one_line
+from collapipe.privacy.accounting import epsilon
 from collapipe.runs.folder import RunFolder, check_sizes
 from collapipe.runs.model import base_of
 from collapipe.state import ClusterState
@@ -94,6 +95,25 @@ def check_resumable(settings: Settings, checkpoint: Checkpoint) -> None:
         raise ConfigError(
             f"{settings.run_dir}: completed after {done} rounds; to train longer, raise "
             f"federation.rounds, such as federation.rounds={2 * done}"
+        )
+    records = Path(settings.run_dir) / "metrics.jsonl"
+    known = checkpoint.progress.sizes.get(records.name, 0)
+    if rounds > done and records.is_file() and records.stat().st_size > known:
+        _check_budget(settings)
+
+
+def _check_budget(settings: Settings) -> None:
+    """Raise ``ConfigError`` if no unit may take part in a further round, so that the rounds after
+    the checkpoint could not be repeated. With ``noise_seed`` repeated rounds are not charged."""
+    limit = settings.privacy.max_epsilon
+    if limit is None or settings.privacy.noise_seed is not None:
+        return
+    account = RunFolder(Path(settings.run_dir), resumed=True).account()
+    least = min(account.get(unit, 0) for unit in range(settings.federation.num_units))
+    if epsilon(settings.privacy, max(least + 1, max(account.values(), default=0))) > limit:
+        raise ConfigError(
+            f"privacy.max_epsilon={limit:g}: is spent by the rounds of {settings.run_dir}, and to "
+            "repeat those after the checkpoint would exceed it; use the run's model as it is"
         )
 
 

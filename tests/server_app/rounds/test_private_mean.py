@@ -9,7 +9,7 @@ import dp_accounting
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
-from federated import play, run, settings_of
+from federated import play, run, settings_of, weights
 from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
@@ -260,15 +260,16 @@ def test_rounds_that_a_resumed_run_repeats_count_twice_in_epsilon(tmp_path: Path
     assert json.loads((once / "summary.json").read_text())["privacy"]["epsilon"] == expected[-1]
 
 
-def test_a_resumed_run_without_remaining_budget_trains_no_round(tmp_path: Path) -> None:
+def test_a_run_with_a_spent_budget_is_not_resumed_and_keeps_its_last_rounds(tmp_path: Path) -> None:
+    """``resume`` could not repeat the rounds after the checkpoint, which it removes."""
     # the budget of three rounds
     world = World(tmp_path, *UNTRAINED, "privacy=private", "privacy.max_epsilon=1.7")
-    run = world.run(tmp_path / "run", client=scripted_units())
-    world.run(run, "000001", scripted_units())
-    privacy = json.loads((run / "summary.json").read_text())["privacy"]
-    assert privacy["epsilon"] == pytest.approx(1.698, abs=1e-3)
-    assert "after 3 rounds" in privacy["ended"]
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 1
+    folder = world.run(tmp_path / "run", client=scripted_units())
+    before, lines = weights(folder), (folder / "metrics.jsonl").read_text()
+    with pytest.raises(ConfigError, match=r"^privacy\.max_epsilon=1\.7: is spent by the rounds"):
+        world.run(folder, "000001", scripted_units())
+    assert all(each.equal(before[name]) for name, each in weights(folder).items())
+    assert (folder / "metrics.jsonl").read_text() == lines
 
 
 def test_repeated_rounds_are_not_charged_if_the_noise_has_a_seed() -> None:
