@@ -1,6 +1,7 @@
 """Runs on daemons have the same bits as runs with simulated devices."""
 
 import json
+import os
 import re
 import threading
 import time
@@ -254,7 +255,8 @@ def test_shares_survive_a_loss(tmp_path: Path) -> None:
 def test_frozen_weights_are_sent_to_a_device_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With adapters, the second round sends only trained weights."""
+    """With adapters, the second round sends only trained weights. Files that were damaged in place
+    before another run on the same daemons are not used."""
     sent, sizes = list[str](), list[int]()
     real_packed = Replica.packed
 
@@ -270,10 +272,18 @@ def test_frozen_weights_are_sent_to_a_device_once(
     with daemons(2) as there:
         file = inventory(tmp_path / "here.yaml", there)
         real = run_on_devices(tmp_path / "real", file, *options)
+        kept = [*Path(os.environ["XDG_CACHE_HOME"]).rglob("devices/*/*.safetensors")]
+        for each in kept:
+            with each.open("r+b") as damaged:
+                damaged.seek(-4, os.SEEK_END)
+                damaged.write(b"1234")
+        again = run_on_devices(tmp_path / "again", file, *options)
+    assert len(kept) == 4 and len(sent) == 16
+    assert_same(real, again)
     blocks = [f"blocks.{index}" for index in range(4)]
-    first, second = sorted(sent[:4]), sorted(sent[4:])  # one thread per device
-    assert first == second == blocks
-    assert max(sizes[4:]) < min(sizes[:4])
+    first, second, third = (sorted(sent[k : k + 4]) for k in (0, 4, 8))  # one thread per device
+    assert first == second == third == blocks
+    assert max(sizes[4:8]) < min(sizes[:4]) == min(sizes[8:12])
     simulated = federated.run(
         tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
     )

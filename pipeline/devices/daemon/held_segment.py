@@ -244,11 +244,13 @@ class HeldSegment:
             raise WireError("blocks are missing")
 
     def _find(self, name: str) -> Tensors | None:
-        """Return a block's frozen weights; None if this machine lacks them."""
+        """Return a block's frozen weights; None if this machine lacks them. On a CPU these are
+        mapped from files, which may have changed since the last segment."""
         known, empty = self.description.frozen[name], self._forms[name].empty
-        if known not in self._found:
+        if known not in self._found or self._device.type == "cpu":
             where = [self._store], self._source
             found = find(known, self.spec, name, empty, self.dtype, *where)
+            self._found.pop(known, None)
             if found is not None:
                 self._found[known] = {k: moved(each, self._device) for k, each in found.items()}
         return self._found.get(known)
