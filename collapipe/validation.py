@@ -142,8 +142,14 @@ def option_error(option: str, errors: ValidationError) -> ConfigError:
 
     Its message is, for example, ``cluster.num_devices=0: must be at least 1``.
     """
-    fault = errors.errors(include_url=False)[0]
-    where = dotted((option, *fault["loc"]))
+    faults = errors.errors(include_url=False)
+    fault, place = faults[0], faults[0]["loc"]
+    other = [each for each in faults[1:] if each["loc"][:-1] == place[:-1]]
+    if other and other[0]["input"] is fault["input"]:  # of a union, whose members pydantic names
+        rules = (rule(each).removeprefix("must be ") for each in (fault, *other))
+        where = dotted((option, *place[:-1]))
+        return ConfigError(f"{where}={one_line(fault['input'])}: must be {' or '.join(rules)}")
+    where = dotted((option, *place))
     if fault["type"] == "unexpected_keyword_argument":
         return ConfigError(f"unknown option {where}")
     if fault["type"] == "missing":

@@ -83,12 +83,11 @@ class Generator:
         """Continue rows of token ids. Raises ``ConfigError`` if the model has no positions left."""
         backwards = [row[::-1] for row in rows]  # so that padding is on the left
         ids = padded(backwards, self._tokenizer.vocabulary.pad).flip(1)
-        most = self._room(ids.shape[1])
+        self._config.max_new_tokens = self._room(ids.shape[1])
         found = self._model.generate(
             ids.to(self._model.device),
             attention_mask=mask_of(backwards).flip(1).to(self._model.device),
             generation_config=self._config,
-            max_new_tokens=most,
             streamer=show and _Streamer(self._tokenizer, show),
         )
         new = found.sequences[:, ids.shape[1] :]

@@ -87,6 +87,10 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["task.max_length=1000000000"], "task.max_length=1000000000: must be at most 32768"),
         (["strategy._target_=no.such.Thing"], "no.such.Thing"),
         (["task.vocabulary=3"], "task.vocabulary=3: must be at least 259"),
+        (
+            ["pipeline.replicate_every=-1"],
+            "error: pipeline.replicate_every=-1: must be at least 0 or one of auto",
+        ),
         (["data.root=/no/such/folder"], "data.root=/no/such/folder: no such folder"),
         (["task.train_rows=2"], "2 rows"),
         (["data.root=."], "data.root=.: task=dates makes no use of it"),
