@@ -25,6 +25,7 @@ from collapipe.process.folders import in_home
 from collapipe.sections import address
 
 CONNECTION = "collapipe"  # name of the SuperLink for Flower's commands
+_CONFIG = "config.toml"  # of Flower, below FLWR_HOME
 NODES = "nodes.json"  # below FLWR_HOME: fingerprint of a unit's key → Flower's node number
 ADMITTED = "/collapipe/admitted/"  # path that reports whether the unit with a key is admitted
 EXPECTED = ".replies"  # suffix of a run's note about the sizes of replies
@@ -74,6 +75,13 @@ class ServerFolder:
     def identity(self) -> tuple[bytes, bytes]:
         """Return the server's key and its certificate, both PEM."""
         return self.key.read_bytes(), self.certificate.read_bytes()
+
+    def update_connection(self) -> None:
+        """Write Flower's connection for submitting runs anew: the folder may have moved, or the
+        port in ``server.yaml`` may have changed."""
+        own = _connection(self.settings().port, self.trusted.resolve().as_posix())
+        if (file := self.flower_home / _CONFIG).read_bytes() != own:
+            files.replace(file, own)
 
     def note_run(self, number: str, run_dir: Path) -> None:
         """Store the path of the folder of the run with Flower's ``number``."""
@@ -189,15 +197,19 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
         for name in ("server.yaml", "README.md", "compose.yaml", "collapipe-server.service"):
             _write(partial / name, name, names)
         trusted = (root.resolve() / folder.trusted.relative_to(partial)).as_posix()
-        connection = f'address = "127.0.0.1:{port}"\nroot-certificates = {_quoted(trusted)}\n'
-        default = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        files.write_new(folder.flower_home / "config.toml", (default + connection).encode())
+        files.write_new(folder.flower_home / _CONFIG, _connection(port, trusted))
         for number, unit in enumerate(units):
             own = {**names, "unit": unit, "yaml_unit": _quoted(unit), "number": number}
             files.make_folder(partial / "units" / unit)
             for name in ("unit.yaml", "OWNER.md", "collapipe-unit.service"):
                 _write(partial / "units" / unit / name, name, own)
     return ServerFolder(root)
+
+
+def _connection(port: int, trusted: str) -> bytes:
+    """Return Flower's configuration with the connection to the SuperLink on this machine."""
+    options = f'address = "127.0.0.1:{port}"\nroot-certificates = {_quoted(trusted)}\n'
+    return f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{options}'.encode()
 
 
 def _quoted(value: object) -> str:

@@ -28,6 +28,7 @@ def submit(app_dir: Path, settings: Settings, how: str, resume: str | None = Non
     with TemporaryFolder("flwr") as empty:
         if Path(federation).is_dir():
             server = ServerFolder(Path(federation))
+            server.update_connection()
             home, connection, states_of = server.flower_home, [], partial(run_states, server)
             print(_opening(server), flush=True)
         else:

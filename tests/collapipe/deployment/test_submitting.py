@@ -13,10 +13,10 @@ from collapipe.deployment import submitting
 def test_a_stopped_run_names_the_resume_command_only_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], begun: bool
 ) -> None:
-    flower = MagicMock()
+    flower, server = MagicMock(), MagicMock()
     flower.at.return_value.submit.return_value = "7"
     flower.at.return_value.wait.side_effect = KeyboardInterrupt
-    for name, double in (("Flower", flower), ("ServerFolder", MagicMock())):
+    for name, double in (("Flower", flower), ("ServerFolder", server)):
         monkeypatch.setattr(submitting, name, double)
     monkeypatch.setattr(submitting, "_opening", lambda server: "")
     if begun:
@@ -31,3 +31,4 @@ def test_a_stopped_run_names_the_resume_command_only_with_a_checkpoint(
     expected = "go on after round 5 with: collapipe resume" if begun else "it has no checkpoint"
     assert printed.startswith(f"stopped      run 7 on all machines; {expected}")
     flower.at.return_value.ask.assert_called_with("stop", "7")
+    server.return_value.update_connection.assert_called_once_with()

@@ -37,6 +37,19 @@ def test_option_files_have_the_right_host_units_and_paths(folder: ServerFolder) 
     assert flower["superlink"]["collapipe"]["root-certificates"] == str(folder.trusted)
 
 
+def test_flowers_connection_follows_a_moved_folder_and_a_changed_port(tmp_path: Path) -> None:
+    create(tmp_path / "old", ["paris"], "::1", 9000, 9001).root.rename(tmp_path / "new")
+    moved = ServerFolder(tmp_path / "new")
+    options = moved.root / "server.yaml"
+    options.write_text(options.read_text().replace("port: 9000", "port: 9002"))
+    moved.update_connection()
+    flower = tomllib.loads((moved.flower_home / "config.toml").read_text(encoding="utf-8"))
+    assert flower["superlink"] == {
+        "default": "collapipe",
+        "collapipe": {"address": "127.0.0.1:9002", "root-certificates": str(moved.trusted)},
+    }
+
+
 def test_the_compose_file_has_the_path_of_the_folder(folder: ServerFolder) -> None:
     tree = yaml.safe_load((folder.root / "compose.yaml").read_text(encoding="utf-8"))
     server = tree["services"]["server"]
