@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -288,6 +288,22 @@ def test_frozen_weights_are_sent_to_a_device_once(
         tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
     )
     assert_same(real, simulated)
+
+
+def test_a_device_that_cannot_store_frozen_weights_trains_with_the_received_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (cache := tmp_path / "cache").touch()  # a file in place of the folder
+    options = *STEADY, "adapter=lora", "adapter.rank=2", "federation.rounds=1"
+    with ExitStack() as stack:
+        with monkeypatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(cache))
+            there = stack.enter_context(daemons(2))
+        file = inventory(tmp_path / "here.yaml", there)
+        real = run_on_devices(tmp_path / "real", file, *options)
+    own = "cluster=file", f"cluster.file={file}"
+    assert_same(real, federated.run(tmp_path / "simulated", *own, *options))
+    assert sum("will be sent again" in each for each in caplog.messages) == 4
 
 
 def test_measured_times_far_from_the_plan_change_the_next_plan(

@@ -1,5 +1,6 @@
 """A segment on a device, built from a description and the parts that follow it."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from collapipe import __version__
-from collapipe.errors import DeviceMemoryError, WireError
+from collapipe.errors import ConfigError, DataError, DeviceMemoryError, WireError
 from collapipe.models.description import from_description
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.frozen import find
@@ -28,6 +29,7 @@ from pipeline.phase_timer import PhaseTimer
 from pipeline.segment import Segment, SharedSegment
 from pipeline.stage import SegmentStage
 
+_log = logging.getLogger(__name__)
 _SCARCE = 0.75  # part of the memory from which on a segment leaves no gaps in it
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -257,7 +259,7 @@ class HeldSegment:
 
     def _with_frozen(self, name: str, tensors: Tensors) -> Tensors:
         """Add a block's frozen weights from this machine, or verify the received ones and store
-        them."""
+        them if that is possible."""
         known = self.description.frozen.get(name)
         if known is None:
             return tensors
@@ -267,9 +269,13 @@ class HeldSegment:
         fixed = {k: each for k, each in tensors.items() if k not in trained and "/" not in k}
         if digest(frozen := select(fixed, name)) != known:
             raise WireError(f"{name}: its frozen weights differ from the announced ones")
-        self._store.add(frozen)
-        # the store maps its files, so that these weights take no further memory
-        return tensors | prefixed(name, self._store.load(known))
+        try:
+            self._store.add(frozen)
+            # the store maps its files, so that these weights take no further memory
+            return tensors | prefixed(name, self._store.load(known))
+        except (ConfigError, DataError) as error:
+            _log.warning("%s: its frozen weights will be sent again: %s", name, error)
+            return tensors
 
 
 @dataclass(frozen=True)
