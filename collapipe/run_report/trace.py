@@ -107,8 +107,9 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
                 back = PLANNED_SEND_BACK if each.kind == schedule.BACKWARD else PLANNED_SEND
                 track, label = back if each.sends else PLANNED, f"{each.kind}{each.micro_batch}"
                 length_s = each.end_s - each.begin_s
-                yield _slice(process, track, label, start_s + each.begin_s, length_s)
-        yield from _measured(tables, _repeated(traced))
+                planned_slice = _slice(process, track, label, start_s + each.begin_s, length_s)
+                yield planned_slice | {"args": {"unit": cluster.unit}}
+        yield from _measured(tables, cluster.unit, _repeated(traced))
         first += len(traced)
 
 
@@ -133,14 +134,15 @@ def _tables(
 
 
 def _measured(
-    tables: Mapping[tuple[int, int], Table], repeated: Collection[int]
+    tables: Mapping[tuple[int, int], Table], unit: int, repeated: Collection[int]
 ) -> Iterator[Event]:
     """Yield the slices of each process and step, and an arrow to each action of a neighbour that
     needs an output. Slices of ``repeated`` steps are marked."""
     for (process, step), rows in tables.items():
         free_s = {SEND: -math.inf, SEND_BACK: -math.inf}  # one at a time leaves
         for action, (wanted, began, ended, left) in rows.items():
-            name, about, sent = str(action), {"step": step, "repeated": step in repeated}, left
+            name, sent = str(action), left
+            about = {"unit": unit, "step": step, "repeated": step in repeated}
             yield _slice(process, WAIT, f"for {name}", wanted, began - wanted) | {"args": about}
             yield _slice(process, COMPUTE, name, began, ended - began) | {"args": about}
             forward = action.kind == schedule.FORWARD
@@ -174,7 +176,7 @@ def _slice(process: int, track: int, name: str, begin_s: float, length_s: float)
 
 @own_look()
 def draw(trace: Trace, file: Path) -> None:
-    """Draw the step with the median length, and the planned step aligned to it.
+    """Draw each unit's step with the median length, and the planned step aligned to it.
 
     Raises ``ConfigError`` if the file cannot be written, or does not end in .svg or .png.
     """
@@ -210,15 +212,17 @@ def draw(trace: Trace, file: Path) -> None:
 
 
 def _typical_step(slices: Iterable[Event]) -> Iterator[tuple[Event, float]]:
-    """Yield the slices of the step with the median length and of the plan, each with the start
-    time of its step. Steps that were computed again after a loss are left out."""
-    steps = defaultdict[int | None, list[Event]](list)  # None: the plan
+    """Yield the slices of each unit's step with the median length and of its plan, each with the
+    start time of its step. Steps that were computed again after a loss are left out."""
+    steps = defaultdict[tuple[int, int | None], list[Event]](list)  # without a step: the plan
     for each in slices:
-        about = each.get("args", {})
+        about = each["args"]
         if not about.get("repeated"):
-            steps[about.get("step")].append(each)
+            steps[about["unit"], about.get("step")].append(each)
     begins = {step: min(each["ts"] for each in own) for step, own in steps.items()}
     ends = {step: max(each["ts"] + each["dur"] for each in own) for step, own in steps.items()}
-    lengths = [(ends[step] - begins[step], step) for step in steps if step is not None]
-    for step in (None, median_low(lengths)[1]) if lengths else ():
-        yield from ((each, begins[step]) for each in steps[step])
+    for unit in sorted({unit for unit, _ in steps}):
+        own = [key for key in steps if key[0] == unit and key[1] is not None]
+        lengths = [(ends[key] - begins[key], key) for key in own]
+        for key in ((unit, None), median_low(lengths)[1]) if lengths else ():
+            yield from ((each, begins[key]) for each in steps[key])

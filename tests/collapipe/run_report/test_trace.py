@@ -78,6 +78,13 @@ def test_the_step_of_median_length_is_drawn(slices: list[Event]) -> None:
     assert {(each["args"]["step"], begin) for each, begin in _typical_step(slices)} == {(2, 20e6)}
 
 
+def test_each_unit_has_its_own_step_of_median_length(slices: list[Event]) -> None:
+    later = (each | {"ts": each["ts"] + 3e6 * each["args"]["step"]} for each in slices)
+    other = [each | {"args": each["args"] | {"unit": 99}} for each in later]
+    found = {(each["args"]["unit"], begin) for each, begin in _typical_step([*slices, *other])}
+    assert found == {(slices[0]["args"]["unit"], 20e6), (99, 26e6)}
+
+
 def test_steps_computed_again_after_a_loss_are_marked_and_not_drawn(slices: list[Event]) -> None:
     """The head computes next to nothing in such a step."""
     assert {each["args"]["step"] for each in slices if each["args"]["repeated"]} == {1, 3}
