@@ -97,11 +97,13 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
         planned = planned_step(run, request, cluster) if request else {}
         start_s = min((each.steps[0][0][1] for each in traced if any(each.steps)), default=0.0)
         tables = dict[tuple[int, int], Table]()
+        numbers, last = _stage_numbers(cluster, traced)
         for process, device in enumerate(traced, first):
             own = device.stage == "segment"
             called = device.name if own else f"{device.name}, {device.stage}"
             yield from _named(process, f"{run.called(cluster.unit)}, {called}")
-            for step, rows in enumerate(_tables(cluster, traced, device)):
+            number = numbers[process - first]
+            for step, rows in enumerate(_tables(cluster.schedule, device, number, last)):
                 tables[process, step] = rows
             for each in planned.get(called if own else device.stage, ()):
                 back = PLANNED_SEND_BACK if each.kind == schedule.BACKWARD else PLANNED_SEND
@@ -109,7 +111,9 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
                 length_s = each.end_s - each.begin_s
                 planned_slice = _slice(process, track, label, start_s + each.begin_s, length_s)
                 yield planned_slice | {"args": {"unit": cluster.unit}}
-        yield from _measured(tables, cluster.unit, _repeated(traced))
+        yield from _measured(
+            tables, dict(enumerate(numbers, first)), cluster.unit, _repeated(traced)
+        )
         first += len(traced)
 
 
@@ -120,43 +124,55 @@ def _repeated(traced: Sequence[DeviceTrace]) -> set[int]:
     return {step for step, each in enumerate(busy_s) if each < max(busy_s) / _REPEATS}
 
 
-def _tables(
-    cluster: ClusterPlan, traced: Sequence[DeviceTrace], device: DeviceTrace
-) -> Iterator[Table]:
-    """Yield each step's actions with their times."""
-    segments = [each for each in traced if each.stage == "segment"]
-    stages = len(segments) + (device.stage == "embedding")  # as ``schedule.embedding``
-    stage = segments.index(device) if device in segments else stages * (device.stage == "head")
-    each = len(schedule.build(cluster.schedule, stages, 1)[stage])
+def _stage_numbers(cluster: ClusterPlan, traced: Sequence[DeviceTrace]) -> tuple[list[int], int]:
+    """Return the number of each traced stage, 0 of the embedding, and the head's, the last one.
+    Devices that share a segment have the same number, unless the round's plan changed."""
+    names = [each.name for each in traced if each.stage == "segment"]
+    segments = [each.devices for each in cluster.segments]
+    if {*names} != {name for each in segments for name in each}:  # a device was lost
+        segments = [(name,) for name in names]
+    numbers = {name: number for number, each in enumerate(segments, 1) for name in each}
+    ends, last = {"embedding": 0, "head": len(segments) + 1}, len(segments) + 1
+    return [ends[e.stage] if e.stage in ends else numbers[e.name] for e in traced], last
+
+
+def _tables(kind: str, device: DeviceTrace, number: int, last: int) -> Iterator[Table]:
+    """Yield each step's actions with their times, of stage ``number`` of 0 … ``last``."""
+    stages = last - (number > 0)  # the embedding is a stage of its own schedule
+    stage = max(0, number - 1)
+    each = len(schedule.build(kind, stages, 1)[stage])
     for rows in device.steps:
         m = len(rows) // each if len(rows) % each == 0 else 0
-        yield dict(zip(schedule.build(cluster.schedule, stages, m)[stage], rows, strict=False))
+        yield dict(zip(schedule.build(kind, stages, m)[stage], rows, strict=False))
 
 
 def _measured(
-    tables: Mapping[tuple[int, int], Table], unit: int, repeated: Collection[int]
+    tables: Mapping[tuple[int, int], Table],
+    numbers: Mapping[int, int],
+    unit: int,
+    repeated: Collection[int],
 ) -> Iterator[Event]:
     """Yield the slices of each process and step, and an arrow to each action of a neighbour that
-    needs an output. Slices of ``repeated`` steps are marked."""
+    needs an output. ``numbers`` are the processes' stages. Slices of ``repeated`` steps are
+    marked."""
     for (process, step), rows in tables.items():
         free_s = {SEND: -math.inf, SEND_BACK: -math.inf}  # one at a time leaves
         for action, (wanted, began, ended, left) in rows.items():
-            name, sent = str(action), left
+            name = str(action)
             about = {"unit": unit, "step": step, "repeated": step in repeated}
             yield _slice(process, WAIT, f"for {name}", wanted, began - wanted) | {"args": about}
             yield _slice(process, COMPUTE, name, began, ended - began) | {"args": about}
             forward = action.kind == schedule.FORWARD
-            track, neighbour = (SEND, process + 1) if forward else (SEND_BACK, process - 1)
-            if (found := tables.get((neighbour, step), {}).get(action)) is not None:
-                sent = found[1] if found[0] < ended else left
-                arrow = {
-                    "cat": "hop",
-                    "name": name,
-                    "tid": COMPUTE,
-                    "id": f"{process} {step} {name}",
-                }
+            track, near = (SEND, 1) if forward else (SEND_BACK, -1)
+            near += numbers[process]
+            hops = ((k, tables.get((k, step), {}).get(action)) for k in numbers)
+            reached = [(k, row) for k, row in hops if numbers[k] == near and row is not None]
+            sent = max((r[1] if r[0] < ended else left for _, r in reached), default=left)
+            for neighbour, row in reached:
+                place = f"{process} {neighbour} {step} {name}"
+                arrow = {"cat": "hop", "name": name, "tid": COMPUTE, "id": place}
                 yield {**arrow, "ph": "s", "pid": process, "ts": ended * 1e6}
-                yield {**arrow, "ph": "f", "bp": "e", "pid": neighbour, "ts": found[1] * 1e6}
+                yield {**arrow, "ph": "f", "bp": "e", "pid": neighbour, "ts": row[1] * 1e6}
             leaves = max(ended, free_s[track])
             yield _slice(process, track, name, leaves, sent - leaves) | {"args": about}
             free_s[track] = max(leaves, sent)
@@ -190,7 +206,14 @@ def draw(trace: Trace, file: Path) -> None:
         lane = list(names).index(each["pid"]) + top, height
         bar = (each["ts"] - begin) / 1e6, each["dur"] / 1e6
         busy_s[each["pid"], each["tid"]] += bar[1]
-        axes.broken_barh([bar], lane, facecolors=color, edgecolors="white", linewidth=0.4)
+        axes.broken_barh(
+            [bar],
+            lane,
+            facecolors=color,
+            edgecolors="white",
+            linewidth=0.4,
+            zorder=1 if each["tid"] == WAIT else 2,  # a head may wait while it computes
+        )
     planned = {
         pid: f"planned {seconds(busy_s[pid, PLANNED])}" if (pid, PLANNED) in busy_s else "no plan"
         for pid in names

@@ -8,8 +8,18 @@ from made_run import made_lines
 from pydantic import TypeAdapter
 
 from collapipe.errors import ConfigError
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.report import DeviceTrace, RoundTraces
-from collapipe.run_report.trace import SEND, SEND_BACK, Event, _typical_step, read_trace
+from collapipe.run_report.trace import (
+    SEND,
+    SEND_BACK,
+    Event,
+    _measured,
+    _stage_numbers,
+    _tables,
+    _typical_step,
+    read_trace,
+)
 
 LENGTHS = (9.0, 0.3, 2.0, 0.2)  # seconds of each step
 
@@ -76,6 +86,34 @@ def test_the_error_for_a_missing_file_states_the_cause(run: Path) -> None:
 
 def test_the_step_of_median_length_is_drawn(slices: list[Event]) -> None:
     assert {(each["args"]["step"], begin) for each, begin in _typical_step(slices)} == {(2, 20e6)}
+
+
+def test_devices_that_share_a_segment_are_one_stage() -> None:
+    """1F1B with four micro-batches on two devices, then on one; hops lead to each device."""
+    segments = (
+        SegmentPlan("a", Span(0, 1), (Share("a", 1), Share("b", 1))),
+        SegmentPlan("c", Span(1, 1)),
+    )
+    plan = ClusterPlan(0, segments, 4, "one_f_one_b")
+    rows = [(k, k, k + 0.5, k + 0.5) for k in range(8)]
+    stages = [
+        stage_of("here", *rows, stage="embedding"),
+        *(stage_of(name, *rows) for name in "abc"),
+        stage_of("here", *rows, stage="head"),
+    ]
+    numbers, last = _stage_numbers(plan, stages)
+    assert (numbers, last) == ([0, 1, 1, 2, 3], 3)
+    tables = {
+        (process, 0): next(_tables(plan.schedule, each, number, last))
+        for process, (each, number) in enumerate(zip(stages, numbers, strict=True))
+    }
+    orders = [" ".join(map(str, tables[process, 0])) for process in range(5)]
+    assert orders[1] == orders[2] == "F0 F1 F2 B0 F3 B1 B2 B3"
+    assert orders[3] == "F0 F1 B0 F2 B1 F3 B2 B3"
+    events = _measured(tables, dict(enumerate(numbers)), 0, ())
+    hops = {each["id"].rsplit(" ", 2)[0] for each in events if each["ph"] == "s"}
+    pairs = {(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)}
+    assert hops == {f"{a} {b}" for pair in pairs for a, b in (pair, pair[::-1])}
 
 
 def test_each_unit_has_its_own_step_of_median_length(slices: list[Event]) -> None:
