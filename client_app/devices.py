@@ -48,7 +48,8 @@ from collapipe.wire.channels import Channels, Dialer, without_addresses
 from collapipe.wire.compression import sent_share
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
-from optim.problem import ClusterProblem
+from optim.problem import ClusterProblem, ClusterSolution
+from optim.sharing.exact import shared_partition
 from optim.sharing.law import partition_of_plan
 from optim.step import in_flight, step_s, works_of
 from optim.verified import is_possible, solve_verified
@@ -373,20 +374,34 @@ class DevicePipeline:
             raise RoundFailedError(f"lost all its devices: {why}")
         if self._plan.shares and (taken_over := self._taken_over(missing, left)):
             return taken_over
+        problem, without = self._problem(left), f"without {', '.join(sorted(missing))}"
         try:
-            found = solve_verified(self._problem(left), exact_partition, np.random.default_rng(0))
+            found = solve_verified(problem, exact_partition, np.random.default_rng(0))
         except InfeasibleRoundError as error:
-            raise RoundFailedError(f"without {', '.join(sorted(missing))}: {error}") from error
+            if (shared := self._shared(problem)) is None:
+                raise RoundFailedError(f"{without}: {error}") from error
+            found = shared
         most = self._settings.pipeline.num_segments or len(left)
         allowed = [each for each in found.front if each.num_segments <= most]
         best = min(allowed or [found.best], key=lambda each: each.latency_s)
         unit, m, schedule = self._plan.unit, self._plan.num_micro_batches, self._plan.schedule
-        if self._plan.shares:
+        if self._plan.shares or best.shares:
+            what = "shares" if self._plan.shares else "blocks without sharing them"
             self._all.news.append(
-                f"without {', '.join(sorted(missing))} no devices can hold the shares: blocks are "
-                "planned anew, which changes the weights' last bits"
+                f"{without} no devices can hold the {what}: blocks are planned anew, which changes "
+                "the weights' last bits"
             )
         return ClusterPlan(unit, best.segments(left), m, schedule)
+
+    def _shared(self, problem: ClusterProblem) -> ClusterSolution | None:
+        """Return plans with shared stages; None if none fits, or the strategy allows none."""
+        allowed = self._settings.tree["strategy"].get("sharing") == "auto"
+        if not (allowed or self._plan.shares):
+            return None
+        try:
+            return solve_verified(problem, shared_partition, np.random.default_rng(0))
+        except InfeasibleRoundError:
+            return None
 
     def _problem(self, devices: Sequence[DeviceProfile]) -> ClusterProblem:
         """Return the problem of these devices with the plan's micro-batches."""

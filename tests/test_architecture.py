@@ -97,6 +97,7 @@ OWN = {
         "optim.problem",
         "optim.verified",
         "optim.step",
+        "optim.sharing.exact",
         "optim.sharing.law",
     ),
     "server_app/": ("server_app", "optim", "collapipe"),

@@ -421,6 +421,37 @@ def test_a_loss_that_changes_bits_is_reported() -> None:
     ]
 
 
+@pytest.mark.parametrize("sharing", ["auto", "never"])
+def test_after_a_loss_devices_share_blocks_that_no_pipeline_can_hold(sharing: str) -> None:
+    """Two devices have memory for half of the rows of the only block."""
+    memory, news = MemoryBudget(4.0, 0.0, 0.1, 1.0), list[str]()
+    law, shared = AffineLaw(1.0, 0.0, 0.0, 0.0), SharingLaw(0.0, memory=memory)
+    own: Any = SimpleNamespace(
+        _plan=ClusterPlan(0, (SegmentPlan("a", Span(0, 1)),), 1, "gpipe"),
+        _all=SimpleNamespace(absent={}, news=news),
+        _devices={name: DeviceProfile(name, law, memory=memory, sharing=shared) for name in "abc"},
+        _spec=SimpleNamespace(num_blocks=1),
+        _settings=SimpleNamespace(
+            batch_size=4,
+            pipeline=SimpleNamespace(num_segments=None),
+            tree={"strategy": {"sharing": sharing}},
+        ),
+    )
+    own._problem, own._shared = (
+        partial(method, own) for method in (DevicePipeline._problem, DevicePipeline._shared)
+    )
+    if sharing == "never":
+        with pytest.raises(RoundFailedError, match=r"^without a: the devices hold at most 0 of 1"):
+            DevicePipeline._replan(own, {"a": "ended"})
+        return
+    (segment,) = DevicePipeline._replan(own, {"a": "ended"}).segments
+    assert {each.device: each.rows for each in segment.shares} == {"b": 2, "c": 2}
+    assert news == [
+        "without a no devices can hold the blocks without sharing them: blocks are planned anew, "
+        "which changes the weights' last bits"
+    ]
+
+
 def test_a_device_left_without_blocks_is_reported_once_and_again_on_return() -> None:
     """The inventory describes 1 s per block; a block took 4 s on the Jetson and 100 s on the Pi."""
     own, settings = devices(), SimpleNamespace(batch_size=8)
