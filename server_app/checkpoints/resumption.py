@@ -112,8 +112,8 @@ def _check_budget(settings: Settings) -> None:
     least = min(account.get(unit, 0) for unit in range(settings.federation.num_units))
     if epsilon(settings.privacy, max(least + 1, max(account.values(), default=0))) > limit:
         raise ConfigError(
-            f"privacy.max_epsilon={limit:g}: is spent by the rounds of {settings.run_dir}, and to "
-            "repeat those after the checkpoint would exceed it; use the run's model as it is"
+            f"privacy.max_epsilon={limit:g}: is spent by the rounds of {settings.run_dir}: those "
+            "after the checkpoint cannot be repeated; use the run's model, or begin a new run"
         )
 
 
