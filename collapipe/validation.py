@@ -76,7 +76,11 @@ def checked(option: str, annotation: Any, value: object) -> Any:
     try:
         result = _adapter(annotation).validate_python(value)
     except ValidationError as error:
-        raise option_error(option, error) from error
+        if isinstance(value, Mapping | list | tuple):
+            raise option_error(option, error) from error
+        first, *more = map(rule, error.errors(include_url=False))  # of each kind that is allowed
+        rules = " or ".join([first, *(each.removeprefix("must be ") for each in more)])
+        raise ConfigError(f"{option}={one_line(value)}: {rules}") from error
     if isinstance(value, bool) and not isinstance(result, bool):
         raise ConfigError(f"{option}={value}: must be a number")
     return result
@@ -142,14 +146,8 @@ def option_error(option: str, errors: ValidationError) -> ConfigError:
 
     Its message is, for example, ``cluster.num_devices=0: must be at least 1``.
     """
-    faults = errors.errors(include_url=False)
-    fault, place = faults[0], faults[0]["loc"]
-    other = [each for each in faults[1:] if each["loc"][:-1] == place[:-1]]
-    if other and other[0]["input"] is fault["input"]:  # of a union, whose members pydantic names
-        rules = (rule(each).removeprefix("must be ") for each in (fault, *other))
-        where = dotted((option, *place[:-1]))
-        return ConfigError(f"{where}={one_line(fault['input'])}: must be {' or '.join(rules)}")
-    where = dotted((option, *place))
+    fault = errors.errors(include_url=False)[0]
+    where = dotted((option, *fault["loc"]))
     if fault["type"] == "unexpected_keyword_argument":
         return ConfigError(f"unknown option {where}")
     if fault["type"] == "missing":

@@ -80,7 +80,8 @@ class ServerFolder:
         """Write Flower's connection for submitting runs anew: the folder may have moved, or the
         port in ``server.yaml`` may have changed."""
         own = _connection(self.settings().port, self.trusted.resolve().as_posix())
-        if (file := self.flower_home / _CONFIG).read_bytes() != own:
+        file = self.flower_home / _CONFIG
+        if not file.is_file() or file.read_bytes() != own:
             files.replace(file, own)
 
     def note_run(self, number: str, run_dir: Path) -> None:

@@ -67,6 +67,7 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["cluster.num_devices=0"], "cluster.num_devices=0: must be at least 1"),
         (["optimizer.lr=nan"], "optimizer.lr=nan"),
         (["channel.gain_db=[-90,nan]"], "error: channel.gain_db[1]=nan: must be a number"),
+        (["channel.gain_db=[x,x]"], "error: channel.gain_db[0]=x: must be a number\n"),
         (["optimizer.lr=0"], "optimizer.lr=0: must be above 0"),
         (["optimizer.clip_norm=-1"], "optimizer.clip_norm=-1: must be above 0"),
         (["model.num_blocks=0"], "model.num_blocks=0: must be at least 1"),

@@ -43,6 +43,8 @@ def test_flowers_connection_follows_a_moved_folder_and_a_changed_port(tmp_path: 
     options = moved.root / "server.yaml"
     options.write_text(options.read_text().replace("port: 9000", "port: 9002"))
     moved.update_connection()
+    (moved.flower_home / "config.toml").unlink()
+    moved.update_connection()
     flower = tomllib.loads((moved.flower_home / "config.toml").read_text(encoding="utf-8"))
     assert flower["superlink"] == {
         "default": "collapipe",
