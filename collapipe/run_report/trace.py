@@ -121,7 +121,8 @@ def _repeated(traced: Sequence[DeviceTrace]) -> set[int]:
     """Return the steps that were computed again after a loss: their heads only repeat answers."""
     heads = (each.steps for each in traced if each.stage == "head")
     busy_s = [sum(ended - began for _, began, ended, _ in rows) for rows in next(heads, ())]
-    return {step for step, each in enumerate(busy_s) if each < max(busy_s) / _REPEATS}
+    least_s = max(busy_s, default=0.0) / _REPEATS
+    return {step for step, each in enumerate(busy_s) if each < least_s}
 
 
 def _stage_numbers(cluster: ClusterPlan, traced: Sequence[DeviceTrace]) -> tuple[list[int], int]:
