@@ -2,7 +2,9 @@
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dp_accounting
@@ -24,6 +26,7 @@ from collapipe.runs.folder import RunFolder
 from collapipe.tensors import Tensors, not_finite
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
+from server_app.checkpoints.resumption import check_resumable
 from server_app.records.summary import noise_warning
 from server_app.rounds.private_mean import PrivateMean
 
@@ -270,6 +273,23 @@ def test_a_run_with_a_spent_budget_is_not_resumed_and_keeps_its_last_rounds(tmp_
         world.run(folder, "000001", scripted_units())
     assert all(each.equal(before[name]) for name, each in weights(folder).items())
     assert (folder / "metrics.jsonl").read_text() == lines
+
+
+@pytest.mark.parametrize(
+    ("known_bytes", "seed", "refused"), [(1, "null", True), (2, "null", False), (1, "3", False)]
+)
+def test_a_spent_budget_forbids_to_resume_only_if_charged_rounds_would_be_removed(
+    tmp_path: Path, known_bytes: int, seed: str, refused: bool
+) -> None:
+    """A run without rounds after its checkpoint is completed. Seeded noise is not charged again."""
+    options = "privacy=private", "privacy.max_epsilon=1.7", f"privacy.noise_seed={seed}"
+    settings = settings_of(tmp_path, [*options, "federation.rounds=6"])
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    (tmp_path / "account.json").write_text('{"0": 3, "1": 3, "2": 3}')
+    progress = SimpleNamespace(round=2, sizes={"metrics.jsonl": known_bytes})
+    checkpoint: Any = SimpleNamespace(configuration=settings.tree, progress=progress)
+    with pytest.raises(ConfigError, match="is spent") if refused else nullcontext():
+        check_resumable(settings, checkpoint)
 
 
 def test_repeated_rounds_are_not_charged_if_the_noise_has_a_seed() -> None:
