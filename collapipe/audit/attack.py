@@ -41,8 +41,8 @@ _AT_ONCE, _RESAMPLES, _MOST_MEMBERS = 32, 1000, 500
 _Losses = NDArray[np.float64]
 
 
-def audit(held: Material) -> Audit:
-    """Run all attacks on a run, and return their figures."""
+def audit(held: Material, *, trained_rounds: int) -> Audit:
+    """Run all attacks on a run that has ``trained_rounds``, and return their figures."""
     settings = held.settings
     models: dict[State, SplitModel] = {
         "frozen": initial_model(settings, held.tokenizer),
@@ -60,6 +60,7 @@ def audit(held: Material) -> Audit:
         version=__version__,
         seed=settings.seed,
         configuration=settings.tree,
+        trained_rounds=trained_rounds,
         rows=held.private.num_rows,
         tokens=int(held.private.real.sum()),
         public_rows=held.public.num_rows,

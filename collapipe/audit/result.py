@@ -113,16 +113,18 @@ class Membership:
 class Audit:
     """The complete result of an audit.
 
-    ``version`` is the version of CollaPipe that audited; ``configuration`` is the run's. ``sent``
-    is the condition of activations that units ``send``, or would send with heads on the server.
-    ``targets`` and ``hidden`` are sentences about the targets, and about what masks and noise hide
-    from the server. ``updates`` is empty if updates cannot be attacked. ``membership`` is None if
-    training rows are only on their owners' machines.
+    ``version`` is the version of CollaPipe that audited; ``configuration`` is the run's, and
+    ``trained_rounds`` counts its rounds before the audit. ``sent`` is the condition of activations
+    that units ``send``, or would send with heads on the server. ``targets`` and ``hidden`` are
+    sentences about the targets, and about what masks and noise hide from the server. ``updates`` is
+    empty if updates cannot be attacked. ``membership`` is None if training rows are only on their
+    owners' machines.
     """
 
     version: _Name
     seed: _Count
     configuration: Mapping[str, Any]
+    trained_rounds: _Count
     rows: _Count
     tokens: _Count
     public_rows: _Count

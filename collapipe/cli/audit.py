@@ -23,13 +23,15 @@ def audit_run(
     Prints a table, and writes ``audit.json`` and a picture to the run's folder. Raises
     ``ConfigError``, before it computes anything, if the run has not ended or files are invalid.
     """
-    if read_run(run_dir).summary is None:
+    run = read_run(run_dir)
+    if run.summary is None:
         raise ConfigError(
             f"{run_dir}: the run has not ended, or it was killed; wait for its end, or continue it:"
             f" collapipe resume {quote(str(run_dir))}"
         )
     _check_replaceable(run_dir)
-    found = audit(Material.of(run_dir, trusted, unit, public, rows))
+    held = Material.of(run_dir, trusted, unit, public, rows)
+    found = audit(held, trained_rounds=len(run.rounds))
     show(found, Console(highlight=False, markup=False))
     _write(run_dir, found)
 

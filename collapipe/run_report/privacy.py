@@ -24,6 +24,7 @@ def privacy(run: Run) -> Markup | None:
         "ones with dropout."
     )
     return join(
+        _age(found, len(run.rounds)),
         tag("p", f"{sections.headline(found)} {sections.baseline(found)}"),
         charts(
             _curves(found, "blocks", "encoder blocks"),
@@ -38,6 +39,17 @@ def privacy(run: Run) -> Markup | None:
         tag("p", f"{found.targets} Updates: {sections.updates_text(found)}."),
         tag("p", f"Membership: {sections.membership_text(found)}."),
         note(explanation),
+    )
+
+
+def _age(found: Audit, rounds: int) -> Markup | None:
+    """Return a paragraph if the run was resumed after the audit; ``rounds`` counts its rounds."""
+    if found.trained_rounds == rounds:
+        return None
+    return tag(
+        "p",
+        f"This audit attacked the model after round {found.trained_rounds}, and the run has "
+        f"{rounds} rounds now; audit it again for figures of its last model.",
     )
 
 

@@ -160,11 +160,8 @@ def latest_run(outputs: Path = Path("outputs")) -> Path:
 
 def latest_checkpoint(run_dir: Path) -> int | None:
     """Return the round of the last checkpoint; None if the run has no checkpoint."""
-    try:
-        name = (run_dir / "checkpoints" / "latest").readlink().name
-    except OSError:
-        return None
-    return int(name) if name.isascii() and name.isdigit() else None
+    names = (path.name for path in (run_dir / "checkpoints").glob("[0-9]*"))
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
 
 
 def how_to_go_on(run_dir: Path, command: str | None = None) -> str:

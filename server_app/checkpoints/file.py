@@ -157,9 +157,11 @@ class CheckpointFolder:
         self._remove(self.names()[:-keep])
 
     def _point_to(self, name: str) -> None:
-        link = self._path / f".{_LATEST}{_PARTIAL}"
+        link, latest = self._path / f".{_LATEST}{_PARTIAL}", self._path / _LATEST
+        if latest.is_dir() and not latest.is_symlink():  # in a copy that replaced links, as of scp
+            self._remove([_LATEST])
         link.symlink_to(name)
-        link.replace(self._path / _LATEST)
+        link.replace(latest)
         sync(self._path)
 
     def _remove(self, names: Sequence[str]) -> None:

@@ -36,7 +36,8 @@ BLOCKS = 2
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose units send the activations of all tokens, and public rows of another seed."""
     folder = tmp_path_factory.mktemp("runs")
-    options = "federation.rounds=1", "task.validation_rows=12", f"model.num_blocks={BLOCKS}"
+    rounds = "federation.rounds=1", "federation.checkpoint_every=1"
+    options = *rounds, "task.validation_rows=12", f"model.num_blocks={BLOCKS}"
     federated.play(folder / "dates", *options)
     (folder / "public.txt").write_text("\n".join(sources(50)) + "\n")
     return folder
@@ -54,7 +55,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(runs: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(runs / "dates", tmp_path / "run"))
+    return Path(shutil.copytree(runs / "dates", tmp_path / "run", symlinks=True))
 
 
 def test_an_audit_is_written_printed_reported_and_reproducible(
@@ -94,6 +95,12 @@ def test_an_audit_is_written_printed_reported_and_reproducible(
     bits = recovered(found, "precision", "linear", "trained")
     assert sorted(_place(each.condition, "precision") for each in bits) == [4, 6, 8, 16, 32]
 
+    assert "This audit attacked" not in page.text
+    assert command("resume", run, "federation.rounds=2")[0] == 0
+    command("report", run)
+    note = "This audit attacked the model after round 1, and the run has 2 rounds now"
+    assert note in Page((run / "report.html").read_text()).text
+
 
 def charts_of_recovery(page: Page) -> set[str]:
     """The variable of each chart of recovered tokens, such as ``noise``."""
@@ -114,7 +121,7 @@ def test_inverters_are_fitted_on_public_rows_only(
 
     monkeypatch.setattr(inverters, "linear", linear)
     for rows in (3, 12):
-        audit(Material.of(run, (), None, runs / "public.txt", rows))
+        audit(Material.of(run, (), None, runs / "public.txt", rows), trained_rounds=2)
     few, many = seen[: len(seen) // 2], seen[len(seen) // 2 :]
     assert all(one.equal(other) for one, other in zip(few, many, strict=True))
     tokens = load_model(run)[2].encode(sources(50))

@@ -18,6 +18,7 @@ from client_app.app import app as units
 from collapipe.cli.resume import resume_run
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
+from collapipe.runs.reading import how_to_go_on
 from collapipe.wire import records
 from server_app.checkpoints import resumption
 from server_app.checkpoints.file import CheckpointFolder
@@ -274,6 +275,16 @@ def test_the_partial_link_of_a_killed_run_is_accepted(run_dir: Path) -> None:
     (run_dir / "checkpoints" / ".latest.partial").symlink_to("000003")
     resume_run(run_dir, ["federation.rounds=4"], None, [])
     assert CheckpointFolder(run_dir).names()[-1] == "000004"
+
+
+def test_a_copy_that_replaced_links_by_folders_is_resumed(complete: Path, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(complete, tmp_path / "run")
+    assert "go on after round 3" in how_to_go_on(run_dir)
+    resume_run(run_dir, ["federation.rounds=4"], None, [])
+    checkpoints = run_dir / "checkpoints"
+    assert (checkpoints / "latest").readlink() == Path("000004")
+    assert {path.name for path in checkpoints.iterdir()} >= {"000003", "000004", "latest"}
+    assert not list(checkpoints.glob(".*"))
 
 
 def test_a_named_pipe_is_refused_without_waiting(run_dir: Path) -> None:

@@ -82,8 +82,7 @@ def test_a_killed_run_is_recognised_by_its_free_lock(age_s: float, run: Path) ->
 
 
 def test_a_killed_run_with_a_checkpoint_names_the_command_that_resumes_it(run: Path) -> None:
-    (run / "checkpoints").mkdir(exist_ok=True)
-    (run / "checkpoints" / "latest").symlink_to("000010")
+    (run / "checkpoints" / "000010").mkdir(parents=True)
     spaced = run.rename(run.with_name("my run; rm"))
     assert status_of(spaced)["run"].endswith(f"collapipe resume '{spaced}'")
 
@@ -145,8 +144,6 @@ def test_the_latest_checkpoint_is_shown(run: Path) -> None:
     (run / "checkpoints" / "latest").symlink_to("000010")
     assert status_of(run, 30)["checkpoint"] == "of round 10, 30 s ago"
     (run / "checkpoints" / "000010").rename(run / "checkpoints" / "mine")
-    (run / "checkpoints" / "latest").unlink()
-    (run / "checkpoints" / "latest").symlink_to("mine")
     assert "checkpoint" not in status_of(run)
     (run / "checkpoints" / "mine").rmdir()
     assert "checkpoint" not in status_of(run)
