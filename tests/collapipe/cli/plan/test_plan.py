@@ -544,6 +544,13 @@ def test_a_name_cannot_break_the_chart(command: Command, tmp_path: Path) -> None
     assert (status, err) == (0, "")
 
 
+def test_replacing_a_chart_is_said(command: Command, tmp_path: Path) -> None:
+    (chart := tmp_path / "chart.svg").write_text("another picture")
+    status, _, err = command(written(tmp_path, INVENTORY), "--plot", chart)
+    assert (status, err) == (0, f"note: replaces --plot {chart}\n")
+    assert "<svg" in chart.read_text()
+
+
 def test_an_unwritable_chart_is_a_one_line_error(command: Command, tmp_path: Path) -> None:
     (tmp_path / "chart.svg").mkdir()
     status, out, err = command(
