@@ -5,8 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from collapipe import __version__
 from collapipe.errors import ConfigError
+from collapipe.formatting import counted
 from collapipe.inventory.file import read_inventory
 from collapipe.inventory.planning import InventoryPlan, PlannedCluster, plan_inventory
 from collapipe.plan import Certificate
@@ -27,7 +30,8 @@ def run_plan(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
             f"{nearest(solver, CLUSTER_SOLVERS)}"
         )
     inventory = read_inventory(file)
-    plan = plan_inventory(inventory, solver)
+    with Console(stderr=True).status(f"planning {counted(len(inventory.clusters), 'cluster')}"):
+        plan = plan_inventory(inventory, solver)
     for note in inventory.notes:
         print(f"note: {note}", file=sys.stderr)
     if plot is not None:
