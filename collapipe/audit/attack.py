@@ -28,7 +28,7 @@ from collapipe.config import Settings
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import Head, SplitModel
 from collapipe.runs.model import initial_model
-from collapipe.runs.rows import load_rows, load_shards
+from collapipe.runs.rows import load_rows, load_shards, sends_words
 from collapipe.seeds import derive
 from collapipe.state import Precision
 from collapipe.tasks.task import Task
@@ -203,15 +203,18 @@ def _hits_of_texts(
 
 
 def _targets(settings: Settings) -> str:
-    """Return a sentence about who receives the targets."""
+    """Return sentences about the targets and the counts that the server receives."""
+    least, words = settings.data.tokenizer_min_rows, ""
+    if sends_words(settings):
+        words = f"word of at least {least} rows and each " if least > 1 else "word and each "
+    counts = f"At the start units tell how often each {words}label occurs in their rows."
     if not settings.server_has_heads:
-        return (
-            "No target is sent. At the start units tell how often each label stands in their rows."
-        )
+        return f"No target is sent. {counts}"
     named = _TEXTS.get(settings.task.heads[0], "the target texts")
     often = " whenever the scheduler has the head on the server" if settings.chooses_heads else ""
     return (
-        f"Targets, {named}, are sent in the clear{often}: all of them are read without an attack."
+        f"Targets, {named}, are sent in the clear{often}: all of them are read without an attack. "
+        f"{counts}"
     )
 
 

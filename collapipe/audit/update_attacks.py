@@ -115,11 +115,12 @@ def update_recoveries(
     attacked = Attacked.of(settings, model, held.tokenizer.vocabulary.num_labels)
     precision = settings.compression.upload
     one = UpdateCondition(state, 1, 1, "float32" if precision == "auto" else precision)
-    own = replace(one, rows=settings.batch_size, steps=settings.federation.local_steps)
-    noise = settings.privacy.noise_multiplier
-    for size in [*(replace(one, rows=rows) for rows in _ROWS), own]:
+    noise, there = settings.privacy.noise_multiplier, len(held.examples.lengths)
+    sizes = *((rows, 1) for rows in _ROWS), (settings.batch_size, settings.federation.local_steps)
+    for rows, steps in sizes:
+        size = replace(one, rows=min(rows, there), steps=steps)
         conditions = [size, replace(size, noise_multiplier=noise)]
-        if size.rows == _VARIED and size.steps == 1:  # of which there are many rounds
+        if (rows, steps) == (_VARIED, 1):  # of which there are many rounds
             conditions += [replace(size, precision=each) for each in get_args(Precision)]
             conditions += [replace(size, noise_multiplier=each) for each in _NOISE_MULTIPLIERS]
         yield (
@@ -166,10 +167,9 @@ def _recovery(condition: UpdateCondition, counted: Tensor) -> UpdateRecovery:
 def _rounds(examples: Examples, rows: int, steps: int) -> Iterator[list[Batch]]:
     """Yield the batches of rounds on disjoint rows; if rows are too few, one round repeats rows."""
     there = len(examples.lengths)
-    size = min(rows, there)
-    for first in range(0, min(_MOST_ROUNDS, max(1, there // (size * steps)))):
-        starts = range(first * size * steps, (first + 1) * size * steps, size)
-        yield [examples.batch([(s + n) % there for n in range(size)]) for s in starts]
+    for first in range(0, min(_MOST_ROUNDS, max(1, there // (rows * steps)))):
+        starts = range(first * rows * steps, (first + 1) * rows * steps, rows)
+        yield [examples.batch([(s + n) % there for n in range(rows)]) for s in starts]
 
 
 @dataclass(frozen=True, slots=True)

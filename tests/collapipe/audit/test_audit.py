@@ -12,7 +12,7 @@ from report_page import Page
 from torch import Tensor
 
 from collapipe.audit import inverters
-from collapipe.audit.attack import audit
+from collapipe.audit.attack import _targets, audit
 from collapipe.audit.inverters import Public
 from collapipe.audit.material import Material
 from collapipe.audit.result import JSON_FILE, PICTURE, read_audit
@@ -80,6 +80,8 @@ def test_an_audit_is_written_printed_reported_and_reproducible(
     assert len(found.of(found.sent)) == 5
     cuts = {each.condition.blocks for each in found.recoveries}
     assert cuts == set(range(BLOCKS + 1))
+    sizes = {(each.condition.rows, each.condition.steps) for each in found.updates}
+    assert {(1, 1), (4, 1), (9, 1)} < sizes and max(rows for rows, _ in sizes) == 9
     nearest = next(each for each in found.recoveries if each.attack == "nearest")
     assert (nearest.condition.blocks, nearest.all_tokens.value) == (0, 1)
     assert found.membership is not None and found.membership.rows == 12
@@ -100,6 +102,20 @@ def test_an_audit_is_written_printed_reported_and_reproducible(
     command("report", run)
     note = "This audit attacked the model after round 1, and the run has 2 rounds now"
     assert note in Page((run / "report.html").read_text()).text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "word and each "),
+        (["data.tokenizer_min_rows=3"], "word of at least 3 rows and each "),
+        (["data.tokenizer=bytes", "decoder.mode=control_unit"], ""),
+    ],
+)
+def test_counts_that_units_report_are_named(options: list[str], words: str) -> None:
+    """Units report words only if the run's tokeniser is made of them."""
+    sentences = _targets(load_overrides(options))
+    assert f"units tell how often each {words}label occurs in their rows." in sentences
 
 
 def charts_of_recovery(page: Page) -> set[str]:
