@@ -37,9 +37,10 @@ from typing import Generic, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from collapipe.config import Settings
 from collapipe.errors import ConfigError, WireError, one_line
 from collapipe.flower.reply_parts import UNUSABLE
-from collapipe.sections import FederationSettings
+from collapipe.formatting import counted
 from collapipe.secure_aggregation.messages import (
     KeysReply,
     SharesReply,
@@ -202,18 +203,20 @@ def _check_arrays(name: str, record: ArrayRecord, most: int | None) -> None:
         raise WireError(f"a reply of {size:,} bytes of {name}, at most {most:,}")
 
 
-def connected(grid: Grid, federation: FederationSettings) -> list[int]:
+def connected(grid: Grid, settings: Settings) -> list[int]:
     """Wait up to ``federation.wait_s`` for ``federation.num_units`` nodes, and return them. Raises
     ``ConfigError`` if there are too few or too many."""
+    federation, deployed = settings.federation, settings.runtime.name == "deployment"
     wanted, least = federation.num_units, federation.min_units or federation.num_units
     deadline = time.monotonic() + federation.wait_s
     while len(nodes := list(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     if not least <= len(nodes) <= wanted:
+        simulated = f" (simulated ones by --federation-config 'num-supernodes={wanted}')"
         raise ConfigError(
-            f"{len(nodes)} nodes are connected, federation.num_units={wanted}; start the others "
-            f"(simulated ones by --federation-config 'num-supernodes={wanted}'), set "
-            "federation.num_units, or federation.min_units to begin with fewer"
+            f"{counted(len(nodes), 'unit')} connected, federation.num_units={wanted}; start the "
+            f"others{'' if deployed else simulated}, set federation.num_units, or "
+            "federation.min_units to begin with fewer"
         )
     return nodes
 

@@ -72,7 +72,7 @@ class Units:
         ``federation.min_units``, raises ``ConfigError`` if some cannot use the run's options or
         data, else ``RoundFailedError``.
         """
-        nodes = connected(self.grid, self.settings.federation)
+        nodes = connected(self.grid, self.settings)
         request = records.pack(RowsRequest(self._setup.settings, words))
         answers = self._ask(dict.fromkeys(nodes, (questions.rows(words), request)))
         self.places.claim_all(answers, self.settings.federation.num_units, set())
@@ -102,7 +102,7 @@ class Units:
         ``ConfigError`` if some cannot use the run's options or data, else ``RoundFailedError``.
         """
         num_units, failed = self.settings.federation.num_units, self.places.failed
-        nodes = connected(self.grid, self.settings.federation)
+        nodes = connected(self.grid, self.settings)
         reported, failures = self._introduce([node for node in nodes if node not in failed], ())
         later = {node: each for node, each in failed.items() if node in nodes}
         self._met.update(later)

@@ -52,9 +52,9 @@ def adapter_settings(**changes: Any) -> LoraSettings:
     return section(LoraSettings, "adapter/lora.yaml", **{"rank": 2, "alpha": 8.0, **changes})
 
 
-def run_settings(**changes: Any) -> Settings:
+def run_settings(runtime_name: str = "local", **changes: Any) -> Settings:
     """Return the run options that ``Units`` reads, with changes of federation options."""
-    federation, runtime = federation_settings(**changes), SimpleNamespace(name="local")
+    federation, runtime = federation_settings(**changes), SimpleNamespace(name=runtime_name)
     return cast(Settings, SimpleNamespace(federation=federation, runtime=runtime, text=""))
 
 

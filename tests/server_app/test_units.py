@@ -21,13 +21,18 @@ from collapipe.wire import records
 from collapipe.wire.messages import Failure, RowsReply, RowsRequest
 from server_app import units
 from server_app.kept_states import restore
+from server_app.questions import connected
 from server_app.roster import Roster
 
 
-def test_a_wrong_number_of_nodes_names_the_option_of_flwr_run() -> None:
+def test_the_error_of_too_few_units_names_the_option_of_flwr_run_unless_deployed() -> None:
     grid = InlineGrid(app, 2)
-    with pytest.raises(ConfigError, match=r"2 nodes .* --federation-config 'num-supernodes=5'"):
-        units.Units(grid, run_settings(num_units=5, wait_s=0), "{}", {}).discover()
+    for where in ("local", "deployment"):
+        settings = run_settings(where, num_units=5, wait_s=0)
+        with pytest.raises(ConfigError, match=r"^2 units connected, .*num_units=5") as raised:
+            connected(grid, settings)
+        named = "--federation-config 'num-supernodes=5'" in str(raised.value)
+        assert named == (where == "local")
 
 
 @pytest.mark.parametrize("where", ["deployment", "local"])
