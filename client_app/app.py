@@ -29,11 +29,12 @@ from collapipe.secure_aggregation.messages import (
     KeysRequest,
     MaskRequest,
     Roster,
+    SharesReply,
     Signed,
     SurvivorsRequest,
     UnmaskRequest,
 )
-from collapipe.secure_aggregation.signing import check_signed, sign
+from collapipe.secure_aggregation.signing import sign, strangers
 from collapipe.secure_aggregation.unit import (
     LastMasked,
     MaskedUnit,
@@ -155,11 +156,14 @@ def mask_keys(message: Message, context: Context) -> RecordDict:
 @app.query("mask_shares")
 @_answering
 def mask_shares(message: Message, context: Context) -> RecordDict:
-    """Share the secrets of a masked sum with the other units."""
+    """Share the secrets of a masked sum with the other units, if its owner's peers signed their
+    keys."""
     stage = records.take_stage(UnitWithKeys, context.state)
-    roster = records.unpack(Roster, message.content)
-    if (peers := owner.peers_of(context.node_config)) is not None:
-        check_signed(roster, stage.unit, peers)
+    roster, peers = records.unpack(Roster, message.content), owner.peers_of(context.node_config)
+    if peers is not None and (refused := strangers(roster, stage.unit, peers)):
+        units = ", ".join(map(str, refused))
+        _log.warning("round %d: no peer signed the keys of unit %s", stage.round, units)
+        return records.pack(SharesReply(stage.unit, {}, {}, refused))
     least_units = owner.least_units_of(context.node_config)
     shared, reply = stage.share(roster, _settings(context).privacy.threshold, least_units)
     records.keep_stage(shared, context.state)

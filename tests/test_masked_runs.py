@@ -282,6 +282,34 @@ def test_a_unit_that_fails_before_or_in_training_is_excluded_and_recorded(
     assert "battery" in line["failures"]["1"]  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("refused", "why"),
+    [
+        ((0, 2), "its owner's file does not list unit 0, unit 2 in privacy.peers"),
+        ((99,), "sent shares for the wrong units"),
+    ],
+)
+def test_a_unit_that_refuses_the_keys_of_all_others_excludes_itself(
+    tmp_path: Path, plain_without_one: dict[str, Tensor], refused: tuple[int, ...], why: str
+) -> None:
+    """The other units then share new keys. A refusal of no unit of the round restarts nothing."""
+    asked = list[int]()
+
+    def refusing(message: Message, context: Context) -> Message:
+        reply, unit = client_app(message, context), int(context.node_config["partition-id"])
+        if message.metadata.message_type == records.MASK_SHARES:
+            asked.append(unit)
+            if unit == 1:
+                reply.content = records.pack(SharesReply(1, {}, {}, refused))
+        return reply
+
+    found = run(tmp_path / "run", *MASKED, client=refusing)  # type: ignore[arg-type]
+    assert 0 < apart(found, plain_without_one) <= bound("float32")
+    (line,) = lines(tmp_path / "run")
+    assert line["failures"] == {"1": f"WireError: {why}"}
+    assert sorted(asked) == ([0, 0, 1, 2, 2] if refused == (0, 2) else [0, 1, 2])
+
+
 def test_a_round_below_the_threshold_is_skipped_with_a_reason(tmp_path: Path) -> None:
     kinds = [records.MASK_KEYS, records.MASK_SHARES, records.TRAIN]
     kinds += [records.SURVIVORS, records.UNMASK]

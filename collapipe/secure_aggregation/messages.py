@@ -75,12 +75,14 @@ class SharesReply:
     """A unit's shares, sealed for each other unit: of its mask key, then of its self mask's seed.
 
     ``digests`` of all shares, including the unit's own, let the server check revealed shares. A
-    share is as hard to guess as the secret, so a digest reveals nothing about it.
+    share is as hard to guess as the secret, so a digest reveals nothing about it. A unit that
+    ``refused`` the keys of others shares nothing.
     """
 
     unit: Unit
     sealed: ByUnit[Sealed]
     digests: ByUnit[BothDigests]
+    refused: Annotated[tuple[Unit, ...], _MOST] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The server's side of a masked sum: it learns the sum and no single update."""
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -29,6 +29,22 @@ def usable(sent: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
             known[unit] = keys
             taken |= own
     return known
+
+
+def in_conflict(refusals: Mapping[int, Collection[int]]) -> set[int]:
+    """Return units without which no unit ``refused`` the keys of another one.
+
+    These are the units in most refusals: a unit that refuses everybody excludes itself, and the
+    peers of a stranger exclude the stranger. Of two units alone, the one that refuses is excluded.
+    """
+    pairs = {(unit, other) for unit, refused in refusals.items() for other in refused}
+    excluded = set[int]()
+    while pairs:
+        counts = Counter(itertools.chain.from_iterable(pairs))
+        worst = max(counts, key=lambda unit: (counts[unit], bool(refusals.get(unit)), unit))
+        excluded.add(worst)
+        pairs = {pair for pair in pairs if worst not in pair}
+    return excluded
 
 
 def relayed(sent: Mapping[int, SharesReply]) -> dict[int, MaskRequest]:

@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.credentials.keys import UNREADABLE, fingerprint, is_p256
-from collapipe.errors import WireError
 from collapipe.secure_aggregation.messages import PublicKeys, Roster, Signed
 
 _HOW = ec.ECDSA(hashes.SHA256())
@@ -25,21 +24,17 @@ def sign(
     return Signed(key.public_key().public_bytes(*_FORM), signature)
 
 
-def check_signed(roster: Roster, own: int, peers: Collection[str]) -> None:
-    """Check that different ``peers`` signed the keys of the roster's other units.
-
-    ``own`` is the caller's unit; ``peers`` are fingerprints. Raises ``WireError`` if a unit's keys
-    are not signed by a peer, or a peer signed the keys of two units.
-    """
-    left = {*peers}
-    for unit in roster.keys.keys() - {own}:
+def strangers(roster: Roster, own: int, peers: Collection[str]) -> tuple[int, ...]:
+    """Return the roster's units whose keys are not signed by a peer, or by a peer that has signed
+    another unit's. ``own`` is the caller's unit; ``peers`` are fingerprints."""
+    left, found = {*peers}, list[int]()
+    for unit in sorted(roster.keys.keys() - {own}):
         signer = _signer(roster, unit)
-        if signer not in left:
-            raise WireError(
-                f"the keys of unit {unit} are signed by {signer or 'nobody'}; expected one of "
-                "privacy.peers in the owner's file that has signed no other unit's keys"
-            )
-        left.remove(signer)
+        if signer in left:
+            left.remove(signer)
+        else:
+            found.append(unit)
+    return tuple(found)
 
 
 def _signer(roster: Roster, unit: int) -> str | None:

@@ -23,7 +23,14 @@ from collapipe.secure_aggregation.messages import (
     UnmaskReply,
 )
 from collapipe.secure_aggregation.quantising import Quantiser
-from collapipe.secure_aggregation.server import checked, confirmed, relayed, unmask, usable
+from collapipe.secure_aggregation.server import (
+    checked,
+    confirmed,
+    in_conflict,
+    relayed,
+    unmask,
+    usable,
+)
 from collapipe.secure_aggregation.session import Session, units_needed
 from collapipe.tensors import Tensors
 from collapipe.wire import records
@@ -84,7 +91,24 @@ class SecureSum:
         return None
 
     def _open(self) -> None:
-        contents = dict.fromkeys(self.planned, records.pack(KeysRequest(self.round)))
+        roster = self._roster(self.planned)
+        replies = self._shares(roster)
+        refusals = {u: roster.keys.keys() & each.refused for u, each in replies.items()}
+        if excluded := in_conflict(refusals):
+            for unit in excluded:
+                self.failures[unit] = Failure("WireError", self._conflict(unit, refusals))
+            roster = self._roster([unit for unit in replies if unit not in excluded])
+            replies = self._shares(roster)
+        self._session = Session(roster, self.settings.privacy.threshold)
+        self._shared = {u: each for u, each in replies.items() if self._for_all(each)}
+        self._check_enough(self._shared, "shared their keys")
+        requests = relayed(self._shared)
+        self.requests = {unit: records.pack(each) for unit, each in requests.items()}
+        self.bytes_down += sum(map(records.text_bytes, self.requests.values()))
+
+    def _roster(self, units: Collection[int]) -> Roster:
+        """Ask ``units`` for their keys. Raises ``RoundFailedError`` if too few have usable ones."""
+        contents = dict.fromkeys(units, records.pack(KeysRequest(self.round)))
         replies = self._ask(questions.MASK_KEYS, contents)
         keys = usable({unit: each.keys for unit, each in replies.items()})
         signed = {unit: replies[unit].signed for unit in keys}
@@ -93,14 +117,19 @@ class SecureSum:
         for unit in replies.keys() - roster.keys.keys():
             self.failures[unit] = Failure("WireError", "sent weak keys, or another unit's keys")
         self._check_enough(roster.keys, "sent keys")
-        self._session = Session(roster, self.settings.privacy.threshold)
+        return roster
+
+    def _shares(self, roster: Roster) -> dict[int, SharesReply]:
         contents = dict.fromkeys(roster.keys, records.pack(roster))
-        share_replies = self._ask(questions.mask_shares(len(contents)), contents)
-        self._shared = {u: each for u, each in share_replies.items() if self._for_all(each)}
-        self._check_enough(self._shared, "shared their keys")
-        requests = relayed(self._shared)
-        self.requests = {unit: records.pack(each) for unit, each in requests.items()}
-        self.bytes_down += sum(map(records.text_bytes, self.requests.values()))
+        return self._ask(questions.mask_shares(len(contents)), contents)
+
+    def _conflict(self, unit: int, refusals: Mapping[int, Collection[int]]) -> str:
+        """Describe whose keys ``unit`` refuses, or who refuses its own."""
+        called = self.units.places.called
+        if by := [called(each) for each, others in refusals.items() if unit in others]:
+            return f"is not listed in privacy.peers of the owners' files of {few_of(by, ', ')}"
+        own = few_of(map(called, sorted(refusals[unit])), ", ")
+        return f"its owner's file does not list {own} in privacy.peers"
 
     def _for_all(self, reply: SharesReply) -> bool:
         """Whether a unit has sent all shares and digests; if not, record its failure."""

@@ -19,7 +19,7 @@ from collapipe.secure_aggregation.messages import (
     Roster,
     SurvivorsRequest,
 )
-from collapipe.secure_aggregation.server import usable
+from collapipe.secure_aggregation.server import in_conflict, usable
 from collapipe.secure_aggregation.session import place, units_needed
 from collapipe.secure_aggregation.shamir import PRIME, combine, split
 from collapipe.secure_aggregation.unit import UnitWithKeys
@@ -208,6 +208,22 @@ def test_weak_keys_and_copied_keys_are_left_out(which: str) -> None:
             Roster(RUN, 1, {**exchange.session.keys, 2: small}), THRESHOLD
         )
         stage.mask(1, MaskRequest({2: bytes(82), 1: bytes(82)}), drawn(1)[0])
+
+
+@pytest.mark.parametrize(
+    ("refusals", "excluded"),
+    [
+        ({0: set(), 1: set()}, set()),
+        ({0: {2}, 1: {2}}, {2}),  # a stranger to both
+        ({0: {1, 2, 3}, 2: {3}, 1: {3}}, {0, 3}),
+        ({1: {0, 2, 3}}, {1}),
+        ({0: {1}, 2: {2}}, {0, 2}),  # of two, the one that refuses; a unit that refuses itself
+    ],
+)
+def test_the_units_in_most_refusals_are_excluded(
+    refusals: dict[int, set[int]], excluded: set[int]
+) -> None:
+    assert in_conflict(refusals) == excluded
 
 
 def test_reprs_show_no_secret() -> None:

@@ -7,9 +7,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.credentials.keys import fingerprint, make_key
-from collapipe.errors import WireError
 from collapipe.secure_aggregation.messages import Roster
-from collapipe.secure_aggregation.signing import check_signed, sign
+from collapipe.secure_aggregation.signing import sign, strangers
 from collapipe.secure_aggregation.unit import UnitWithKeys
 
 RUN, ROUND = 7, 3
@@ -67,9 +66,10 @@ def with_an_invalid_key(roster: Roster) -> Roster:
 
 
 def test_a_roster_signed_by_peers_is_accepted() -> None:
-    check_signed(honest(), 0, PEERS)
+    assert strangers(honest(), 0, PEERS) == ()
     two = honest()
-    check_signed(replace(two, keys={n: two.keys[n] for n in (0, 1)}), 0, PEERS)  # without unit 2
+    two = replace(two, keys={unit: two.keys[unit] for unit in (0, 1)})
+    assert strangers(two, 0, PEERS) == ()
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,10 @@ def test_a_roster_signed_by_peers_is_accepted() -> None:
         with_signature_of(ec.generate_private_key(ec.SECP384R1())),
     ],
 )
-def test_a_forged_roster_is_refused(forged: Callable[[Roster], Roster]) -> None:
-    with pytest.raises(WireError, match=r"privacy\.peers"):
-        check_signed(forged(honest()), 0, PEERS)
+def test_a_unit_with_forged_keys_is_a_stranger(forged: Callable[[Roster], Roster]) -> None:
+    assert 2 in strangers(forged(honest()), 0, PEERS)
+
+
+def test_each_unit_without_a_peers_signature_is_a_stranger() -> None:
+    assert strangers(unsigned(honest()), 0, PEERS) == (2,)
+    assert strangers(of_another_round(honest()), 0, PEERS) == (1, 2)
