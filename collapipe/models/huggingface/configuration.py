@@ -142,6 +142,8 @@ def config_fields(name: str) -> dict[str, Any]:
         if found.get("model_type") in DECODERS:
             found[_EOS] = _ends(name, found.get(_EOS), local)
         return found
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{_CONFIG} has no fields, or is nested too deeply") from error
     except OSError as error:
         if silence:
             raise OSError(f"{silence}, and the cache has no {_CONFIG} of it") from error

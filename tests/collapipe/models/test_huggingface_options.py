@@ -354,6 +354,13 @@ def change_config(folder: Path, **fields: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
+@pytest.mark.parametrize("content", ["null", "3", "[" * 100_000])
+def test_a_configuration_without_fields_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"model\.name=.* has no fields, or is nested too deeply"):
+        HuggingFaceSpec(str(tmp_path))
+
+
 def test_an_adapter_folder_is_refused_as_a_model(pretrained: Path) -> None:
     """Transformers would load the base model that the adapter names."""
     (pretrained / "adapter_config.json").write_text('{"base_model_name_or_path": "evil/model"}')
