@@ -20,10 +20,14 @@ _BY_THE_LAST = "the checkpoint has its state of the previous checkpoint"
 
 
 def gather(
-    units: Units, roster: Roster, question: Callable[[int], Question[Kept]]
+    units: Units,
+    roster: Roster,
+    question: Callable[[int], Question[Kept]],
+    more: Callable[[], bool] = lambda: True,
 ) -> Iterator[tuple[int, Kept | Failure]]:
     """Ask units for the states that they keep between rounds, such as their optimisers'
-    moments. Yield a few states at a time, so that memory never holds all of them.
+    moments. Ask a few units at a time, so that memory never holds all states, and no further ones
+    once ``more`` returns false.
 
     Excluded units and units that missed the last round are not asked. Units that missed earlier
     rounds are asked last, and silent units less often, see ``Silences``. A unit yields a
@@ -37,7 +41,7 @@ def gather(
     asked = units.at_checkpoints.due(there)
     _warn(units.places, _BY_THE_LAST, dict.fromkeys(sorted(there - asked), SUSPENDED))
     order = sorted(asked, key=lambda unit: (len(roster.missed.get(unit, ())), unit))
-    for unit, answer in _ask_in_turn(units, order, asking):
+    for unit, answer in _ask_in_turn(units, order, asking, more):
         units.at_checkpoints.note(unit, answer)
         if isinstance(answer, Failure):
             _warn(units.places, _BY_THE_LAST, {unit: answer})
@@ -67,13 +71,19 @@ def restore(units: Units, kept: Mapping[int, Kept]) -> dict[int, Failure]:
 
 
 def _ask_in_turn(
-    units: Units, order: Sequence[int], asking: Callable[[int], Asked[T]]
+    units: Units,
+    order: Sequence[int],
+    asking: Callable[[int], Asked[T]],
+    more: Callable[[], bool] = lambda: True,
 ) -> Iterator[tuple[int, T | Failure]]:
     """Like ``Units.ask``, but in groups of a few units in their ``order``, so that memory holds
-    only one group's messages. All groups together take at most two timeouts."""
+    only one group's messages, and while ``more`` returns true. All groups together take at most two
+    timeouts."""
     timeout_s = units.settings.federation.round_timeout_s
     deadline = time.monotonic() + 2 * timeout_s
     for group in groups_of(order):
+        if not more():
+            return
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             late = Failure(NOT_ASKED, f"others did not answer in {2 * timeout_s:g} s")

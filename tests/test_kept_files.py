@@ -17,6 +17,8 @@ from collapipe.tensors import Tensors
 from collapipe.wire import kept_file, records
 from collapipe.wire.kept_file import IN_ENVIRONMENT, IN_NODE, KeptFile
 from collapipe.wire.parts import pieces
+from server_app.checkpoints.file import CheckpointFolder
+from server_app.units import Kept
 
 ALL = ("optimizer.name=adamw", "compression.feedback=true", "compression=int4", "model.dropout=0")
 GROUPS = {"optimizer": {"a.b/exp_avg": torch.tensor([1.0, -0.0]), "n": torch.tensor(3)}}
@@ -102,6 +104,24 @@ def test_a_unit_whose_disk_was_full_continues_from_the_round_before(
     expected = world.run(tmp_path / "away", client=away)  # type: ignore[arg-type]
     assert "StorageError" in outcome(found)["metrics"][1]["failures"]["0"]
     assert differing(tensors(found), tensors(expected)) == []
+
+
+def test_a_checkpoint_without_room_on_the_server_changes_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The units send their states before the server knows that it cannot store them."""
+    world, add = World(tmp_path, "optimizer.name=adamw"), CheckpointFolder.add
+
+    def full(files: CheckpointFolder, name: str, unit: int, kept: Kept) -> None:
+        if name == "000002":
+            raise OSError(28, "No space left on device")
+        add(files, name, unit, kept)
+
+    expected = world.run(tmp_path / "room")
+    monkeypatch.setattr(CheckpointFolder, "add", full)
+    found = world.run(tmp_path / "full")
+    assert not (found / "checkpoints" / "000002").exists()
+    assert outcome(found)["metrics"] == outcome(expected)["metrics"]
 
 
 def test_if_no_unit_has_room_the_error_names_the_folder(

@@ -17,6 +17,7 @@ from collapipe.models.huggingface.assembly import assembled, is_of_transformers
 from collapipe.models.huggingface.families import CLASSES
 from collapipe.models.lora import kept_as, merge_adapters
 from collapipe.models.split import ModelSpec
+from collapipe.process.files import new_folder
 from collapipe.runs.model import load_trained
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.vocabulary import Vocabulary
@@ -119,13 +120,13 @@ def export_run(
         )
     load = f'transformers.{CLASSES[str(spec.head)][0]}.from_pretrained("{{}}")'.format
     how = load(folder)
-    with _writing(folder), trained.fitting():
+    with _writing(folder), new_folder(folder, mode=0o777) as partial, trained.fitting():
         if adapter:
-            base = write_adapter(spec, vocabulary, weights, folder)
+            base = write_adapter(spec, vocabulary, weights, partial)
             how = f'peft.PeftModel.from_pretrained({load(base.name)}, "{folder}")'
         else:
-            export(spec, vocabulary, tokenizer.labels, weights, folder)
+            export(spec, vocabulary, tokenizer.labels, weights, partial)
             if (kept := kept_as(spec)) is not None:
                 print(f"frozen weights, kept in {kept}, are written wide, with the adapters merged")
-        export_tokenizer(tokenizer, str(spec.head), task.max_length, folder)
+        export_tokenizer(tokenizer, str(spec.head), task.max_length, partial)
     print(f"{folder}: load it with {how}")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from collapipe.errors import ConfigError, printable
 from collapipe.formatting import counted, seconds
+from collapipe.process.files import replacing
 from collapipe.report import RoundReport
 from collapipe.run_report import html
 from collapipe.run_report.comparison import comparison_page
@@ -65,7 +66,8 @@ def _write(file: Path, page: str) -> None:
                         f"{file}: exists and is not a report; choose another --output"
                     )
         # Texts of a run may have lone surrogates, which cannot be encoded.
-        file.write_bytes(page.encode("utf-8", "replace"))
+        with replacing(file) as partial:
+            partial.write_bytes(page.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written ({error.strerror})") from error
 

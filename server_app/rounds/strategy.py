@@ -325,13 +325,14 @@ class CollaPipeStrategy:
             then = clusters[unit], round_, self.model, self._settings
             return questions.keep(most_kept(*then), lambda kept: check_kept(kept, *then))
 
-        for unit, kept in gather(self._units, roster, question):
+        unstored = list[int]()  # because the server's disk is full
+        for unit, kept in gather(self._units, roster, question, more=lambda: not unstored):
             if isinstance(kept, Failure):
                 failures[unit] = kept
                 continue
             sent[unit] = sum(map(records.num_bytes, kept.values()))
             if not store(unit, kept):
-                break
+                unstored.append(unit)
         limit = self._settings.federation.miss_limit
         roster = roster.after_absences(round_, failures, present=(), miss_limit=limit)
         return replace(state, roster=roster), sent

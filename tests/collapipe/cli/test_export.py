@@ -9,6 +9,7 @@ import torch
 import transformers
 from datasets import Dataset
 from federated import TINY, grid_of, train, weights
+from full_disk import full_disk
 from huggingface import LABELS, ONE_OF_EACH, VOCABULARY, batch_for, folder, own_loss, spec_of
 from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers
@@ -213,6 +214,8 @@ def test_a_run_is_trained_predicts_and_is_exported(
     capsys.readouterr()
     predict_texts(run_dir, [["Montag, 14:05"]], ())
     predicted = capsys.readouterr().out.rstrip("\n")
+    with full_disk(), pytest.raises(ConfigError, match="make room or name another folder"):
+        export_run(run_dir, out, ())
     export_run(run_dir, out, ())
     words = transformers.AutoTokenizer.from_pretrained(out)
     how = capsys.readouterr().out.rpartition("load it with ")[2]

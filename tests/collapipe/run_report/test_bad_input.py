@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 
 Command = Callable[..., tuple[int, str, str]]
 LINES = "metrics.jsonl"
@@ -101,6 +102,17 @@ def test_the_error_for_the_folder_of_a_sweep_names_a_run_in_it(
     (sweep := runs[0].parent / "sweep").mkdir()
     runs[0].rename(sweep / "0")
     assert command("report", sweep)[2].endswith(f"name the runs of this sweep, such as {sweep}/0\n")
+
+
+def test_a_page_that_cannot_be_written_keeps_the_previous_one(run: Path, command: Command) -> None:
+    assert command("report", run)[0] == 0
+    files = sorted(run.iterdir())
+    before = (run / "report.html").read_bytes()
+    with full_disk():
+        status, _, err = command("report", run)
+    assert (status, (run / "report.html").read_bytes()) == (2, before)
+    assert "cannot be written (File too large)" in err
+    assert sorted(run.iterdir()) == files
 
 
 @pytest.mark.parametrize(("unit", "status"), [(b"a", 2), (b"\n", 0)])

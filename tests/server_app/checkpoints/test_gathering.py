@@ -150,6 +150,19 @@ def test_units_that_missed_rounds_are_asked_last_and_silent_ones_stop_no_other()
     assert [unit for unit, each in found.items() if isinstance(each, Failure)] == [2, 5]
 
 
+def test_no_further_units_are_asked_once_a_state_cannot_be_stored() -> None:
+    units, asked = known(None, 20, round_timeout_s=60), list[int]()
+
+    def ask(contents: Mapping[int, object], timeout_s: float) -> dict[int, Kept | Failure]:
+        asked.extend(contents)
+        return {unit: {} for unit in contents}
+
+    units.ask = ask  # type: ignore[method-assign, assignment]
+    sent = list[int]()
+    sent.extend(unit for unit, _ in gather(units, roster(20), keep, more=lambda: len(sent) < 3))
+    assert sent == asked == [*range(questions._AT_ONCE)]
+
+
 def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units that were not asked by then count as not asked, not as silent."""
     now, timeouts = [0.0], list[float]()
