@@ -79,7 +79,7 @@ def test_no_plan_is_faster_than_the_solvers(
     """The oracle tries all orders, blocks, rows, modes and m, under all laws, for all uplink
     times."""
     laws = set()
-    for number in range(30):
+    for number in range(cases(few=15, many=30)):
         problem = instance(draw, solver, seed, number)
         if solve_as_fast(problem, solver):
             laws.add(problem.latency)
@@ -130,7 +130,7 @@ def test_the_bound_holds_beyond_the_limit_of_devices(
     """A plan without a gap is the fastest; plans are less than 10 % slower on average."""
     monkeypatch.setattr(optim.sharing.exact, "_MOST_ORDERED", most_pairs)
     proved, ratios = 0, list[float]()
-    for number in range(60):
+    for number in range(cases(few=30, many=60)):
         problem = instance(drawn, solver, 3, number)
         if len(problem.devices) < 3 or math.isinf(least_s := fastest_s(problem)):
             continue
@@ -148,7 +148,7 @@ def test_the_bound_holds_beyond_the_limit_of_devices(
 @pytest.mark.parametrize("solver", [exact_partition, shared_partition])
 def test_no_bound_above_the_fastest_plan_has_a_witness(solver: ClusterSolver) -> None:
     proved = 0
-    for number in range(40):
+    for number in range(cases(few=20, many=40)):
         problem = replace(instance(drawn, solver, 4, number), activation_s=(0.0,), in_flight=())
         if math.isfinite(least_s := fastest_s(problem)):
             shared = solver is shared_partition
@@ -166,7 +166,7 @@ def test_no_plan_within_energy_budgets_is_faster(
     some plans would be slower or infeasible."""
     dearer = 0
     for number in (
-        *range(cases(few=25, many=1500)),
+        *range(cases(few=12, many=1500)),
         345,
     ):  # rare: the plan is feasible only over a link
         problem = instance(draw, solver, 8, number)

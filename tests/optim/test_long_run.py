@@ -189,7 +189,7 @@ def test_rounds_with_almost_no_weight_are_slower_than_random_ones() -> None:
 @pytest.mark.parametrize(("share", "grows"), [(0.45, True), (0.6, False)])
 def test_queues_are_stable_if_gamma_max_exceeds_the_mean_gamma(share: float, grows: bool) -> None:
     """With ν/N = 1/2, Γ^max must exceed the mean of Γ_idle and Γ_sched at the smallest S."""
-    for seed in range(2):
+    for seed in range(cases(1, 2)):
         fixed, options = scenario(seed), RoundOptions(segment_price="paper")
         idle = idle_gamma(fixed.channels, options)
         fewest = np.array([front[0].num_segments for front in fixed.fronts])

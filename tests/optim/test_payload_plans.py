@@ -14,6 +14,7 @@ from optim.dssra import Dssra
 from optim.planner import RoundRequest
 from optim.verify import verify_plan
 from tests.optim.drawn_requests import drawn_request
+from tests.thorough import cases
 
 SHARES = {"float32": 1.0, "int8": 0.26, "int4": 0.13}
 ERRORS = {"float32": 0.0, "int8": 5e-4, "int4": 4e-3}
@@ -48,7 +49,7 @@ def planned(request: RoundRequest, strategy: Dssra | AllUnits) -> RoundPlan:
 @pytest.mark.parametrize("preset", ["paper", "edge"])
 def test_plans_name_the_payload_and_costs_count_it(preset: str, drift: str) -> None:
     sent = set()
-    for seed in range(4):
+    for seed in range(cases(2, 4)):
         request = offering(drawn_request(preset, seed))
         strategy = Dssra(drift=drift, drift_weight=30.0)
         plan = planned(request, strategy)

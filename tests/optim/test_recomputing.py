@@ -113,7 +113,7 @@ def all_modes(
 def test_no_combination_is_faster(seed: int, solver: ClusterSolver) -> None:
     """This holds for all uplink times. Every point of the front fits in memory."""
     recomputing = 0
-    for number in range(40):
+    for number in range(cases(20, 40)):
         problem = drawn(np.random.default_rng((seed, number)))
         solution = solved(problem, solver, all_modes(problem, solver, sampled_times(problem)))
         if solution is None:
@@ -126,7 +126,7 @@ def test_no_combination_is_faster(seed: int, solver: ClusterSolver) -> None:
 
 
 def test_each_number_of_segments_has_its_fastest_plan() -> None:
-    for number in range(cases(30, 60)):
+    for number in range(cases(15, 60)):
         problem = drawn(np.random.default_rng(number))
         problem = replace(problem, activation_s=(0.0,))
         for most in range(1, len(problem.devices) + 1):

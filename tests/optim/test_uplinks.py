@@ -24,6 +24,7 @@ from optim.partition.exact import exact_partition
 from optim.planner import Planner, RoundRequest
 from optim.verify import verify_plan
 from tests.optim.drawn_requests import drawn_request
+from tests.thorough import cases
 
 Finish = Callable[[int, int], float]
 RULES: tuple[Planner, ...] = (RandomUnits(3), HighestLoss(3), ShortestDelay(3))
@@ -91,7 +92,7 @@ def test_the_chosen_units_finish_as_early_as_any_channels_allow(
     preset: str, fading: str, uplink: str
 ) -> None:
     energy = "all" if uplink == "streamed" else "adapters"
-    for seed in range(3):
+    for seed in range(cases(2, 3)):
         request = rich(drawn_request(preset, seed), 5.0)
         finish_s = finish_times(request, fading, uplink, energy)
         for rule in RULES:

@@ -34,7 +34,7 @@ def of_one_form(problem: ClusterProblem) -> ClusterProblem:
     return replace(problem, devices=tuple(devices))
 
 
-@pytest.mark.parametrize("seed", chosen(range(20), range(2)))
+@pytest.mark.parametrize("seed", chosen(range(20), [1]))
 def test_bounds_of_merged_kinds_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clusters of up to five devices are treated as too large to search exactly."""
     merged = shared = 0
