@@ -125,10 +125,14 @@ def check_once(options: tuple[str, ...], whole: bool) -> None:
         composed(own_overrides([re.sub("=NAME$", "=random", each) for each in options]))
 
 
+@functools.cache  # typer builds all commands, which takes longer than to read one
+def whole_command() -> click.Command:
+    return typer.main.get_command(app)
+
+
 def taken(arguments: list[str]) -> click.Context:
     """Return the command's context, as click reads ``arguments``."""
-    command: click.Command = typer.main.get_command(app)
-    context, name = None, "collapipe"
+    context, name, command = None, "collapipe", whole_command()
     while True:
         context = command.make_context(name, arguments, parent=context)
         if not isinstance(command, click.Group):
@@ -142,7 +146,7 @@ def taken(arguments: list[str]) -> click.Context:
 
 def is_name(arguments: Sequence[str]) -> bool:
     """Return whether the words only name a command, without arguments."""
-    command: click.Command | None = typer.main.get_command(app)
+    command: click.Command | None = whole_command()
     for each in arguments:
         command = command.commands.get(each) if isinstance(command, click.Group) else None
     return command is not None
