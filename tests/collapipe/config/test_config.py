@@ -29,15 +29,19 @@ from collapipe.sections import DataSettings, FrameworkSettings
 
 # Options that set values, besides choices of groups.
 VALUES = [
-    [*TINY, "hydra.run.dir=runs/1"],
+    [*TINY, "hydra.run.dir=runs/1", "optimizer.lr=3", "optimizer={lr: 1, beta1: 0.5}"],
     [f"tracking.mlflow={literal('${oc.env:HOME} a=b, [c]')}", "data.root='${oc.env:HOME}/texts'"],
-    ["batch_size=${federation.num_units}", "data.name='null'", "data.config=null", "data.root="],
-    ["seed=1", "seed=2", "optimizer.lr=1", "optimizer.eps=1e-3", "runtime.name='true'"],
-    ["channel.gain_db=[-100,-90.0]", "cluster=edge", "cluster.kinds=[{name: a, power_w: 1}]"],
-    ["environment=mobile", "environment.mobility={speed_m_per_s: 1}", "decoder={mode: shared}"],
-    ["optimizer.lr=3", "optimizer={lr: 1, beta1: 0.5}", "link={port: ${seed}}"],
-    ["optimizer={lr: 1}", "optimizer=sgd", "optimizer.momentum=0.5"],
-    ["framework.cut=2", "framework=splitfed", "pipeline.num_segments=2", "pipeline=gpipe"],
+    [
+        *("batch_size=${federation.num_units}", "data.name='null'", "data.config=null"),
+        *("data.root=", "seed=1", "seed=2", "optimizer.lr=1", "optimizer.eps=1e-3"),
+        *("runtime.name='true'", "link={port: ${seed}}"),
+    ],
+    [
+        *("channel.gain_db=[-100,-90.0]", "cluster=edge", "cluster.kinds=[{name: a, power_w: 1}]"),
+        *("environment=mobile", "environment.mobility={speed_m_per_s: 1}"),
+        *("decoder={mode: shared}", "optimizer={lr: 1}", "optimizer=sgd", "optimizer.momentum=0.5"),
+        *("framework.cut=2", "framework=splitfed", "pipeline.num_segments=2", "pipeline=gpipe"),
+    ],
     ["experiment=multi30k", "batch_size=8", "strategy=random", "strategy.num_scheduled=1"],
     ["task=ner", "model=huggingface", "model.family=bert", "model.name=null"],
     ["hydra.run.dir='a/${seed}/it\\'s'", "hydra.sweep.dir=b", "seed=7"],
