@@ -66,7 +66,7 @@ def test_a_missing_or_different_base_is_refused(tmp_path: Path, model: Path) -> 
     """The error is one line. Once its base is restored, the run loads again."""
     own = tmp_path / "llama"
     shutil.copytree(model, own)
-    lora_run(tmp_path / "run", own)
+    lora_run(tmp_path / "run", own, "federation.rounds=1")
     expected = load_model(tmp_path / "run")[1].state_dict()
     weights = own / "model.safetensors"
     weights.rename(tmp_path / "aside")
@@ -120,22 +120,22 @@ def test_invalid_digests_are_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_resumes_only_with_its_own_base(tmp_path: Path, model: Path) -> None:
+def test_a_run_resumes_only_with_its_own_base(tmp_path: Path, model: Path, finished: Path) -> None:
     """The resumed run equals the uninterrupted run bit for bit; another base is refused."""
     own = tmp_path / "llama"
     shutil.copytree(model, own)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    lora_run(whole, own, "federation.checkpoint_every=1")
+    parts = tmp_path / "parts"
     once = "federation.checkpoint_every=1", "federation.rounds=1"
     lora_run(parts, own, *once)
     lora_run(parts, own, "federation.checkpoint_every=1", resume="000001")
-    one, other = (load_file(each / "model" / "model.safetensors") for each in (whole, parts))
+    one, other = (load_file(each / "model" / "model.safetensors") for each in (finished, parts))
+    assert one.keys() == other.keys()
     assert all(torch.equal(each, other[name]) for name, each in one.items())
     causal_folder(tmp_path / "other", seed=1)
     (tmp_path / "other" / "model.safetensors").replace(own / "model.safetensors")
     with pytest.raises(ConfigError, match="removed or changed since the run began"):
-        lora_run(whole, own, "federation.checkpoint_every=1", resume="000001")
-    assert (whole / "checkpoints" / "000002").is_dir()  # the refused resume removed no checkpoint
+        lora_run(parts, own, "federation.checkpoint_every=1", resume="000001")
+    assert (parts / "checkpoints" / "000002").is_dir()  # the refused resume removed no checkpoint
 
 
 def test_frozen_parts_are_not_built(
