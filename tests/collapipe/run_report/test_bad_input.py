@@ -119,9 +119,9 @@ def test_a_page_that_cannot_be_written_keeps_the_previous_one(run: Path, command
 def test_a_small_file_is_not_unpacked_without_limit(
     unit: bytes, status: int, run: Path, command: Command
 ) -> None:
-    """The file would unpack to 128 GiB of one line or of empty lines."""
-    part = gzip.compress(unit * 2**27)
-    (run / "requests.jsonl.gz").write_bytes(part * 1024)
+    """The file would unpack to 16 GiB of one line or of empty lines."""
+    part = gzip.compress(unit * 2**22)
+    (run / "requests.jsonl.gz").write_bytes(part * 4096)
     found, _, err = command("report", run)
     assert found == status
     assert err.endswith("(a line without end)\n") or not status

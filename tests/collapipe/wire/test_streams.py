@@ -111,8 +111,8 @@ def test_pieces_are_larger_on_a_faster_link(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_closed_stream_stores_no_more_messages() -> None:
-    flood = Flood(SMALL, 10**5)
-    stream = FrameStream("flooder", 10**6)
+    flood = Flood(SMALL, 10**4)
+    stream = FrameStream("flooder", 10**5)
     thread = fed(stream, flood)
     stream.close()
     stream.send(SMALL)
