@@ -116,7 +116,7 @@ def test_devices_are_checked_measured_planned_and_trained_on(
         options_of_run = (*TINY, *options, "batch_size=64")  # a larger batch is easier to time
         status, *_ = command("device", "measure", file, *options_of_run, "--write")
         assert status == 0
-        assert run(tmp_path / "run", *options, "batch_size=64")
+        assert run(tmp_path / "run", *options, "batch_size=64", "federation.rounds=1")
         (step,) = json.loads(step_file(file).read_text())["steps"]
         first, *_ = read_requests(read_run(tmp_path / "run"))
         assert first.clusters[0].step == TypeAdapter(StepLaw).validate_python(step)
