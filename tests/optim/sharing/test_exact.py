@@ -210,7 +210,7 @@ def test_the_cost_of_a_stage_is_never_below_its_bound(
 
 def test_shared_partition_alone_ignores_links_and_recomputing() -> None:
     planned = 0
-    for seed in range(cases(few=60, many=200)):
+    for seed in range(cases(few=100, many=200)):
         rng = np.random.default_rng((9, seed))
         problem, fronts = tight(rng), list[object]()
         problem = linked(problem, rng) if seed % 2 else problem
