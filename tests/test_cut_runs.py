@@ -46,6 +46,7 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
 def test_splitfed_has_the_weights_and_predictions_of_collapipe(
     tmp_path: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    options = *options, "federation.local_steps=1"
     cut = run(tmp_path / "cut", "framework=splitfed", *EXACT, *options)
     whole = run(tmp_path / "whole", *EXACT, *options, "framework.cut=null")
     assert_close(uncut(cut), whole, 1e-9)

@@ -20,6 +20,7 @@ from collapipe.seeds import derive
 from collapipe.wire.records import num_bytes
 
 EXACT = ("pipeline.dtype=float64", "model.dropout=0")
+TWO = "federation.num_units=2"
 
 
 def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
@@ -55,7 +56,7 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 def test_pipelined_clusters_equal_unsplit_federated_averaging(
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    options = (*EXACT, UNEVEN, *overrides)
+    options = (*EXACT, UNEVEN, TWO, *overrides)
     pipelined = run(tmp_path / "collapipe", *options)
     unsplit = run(tmp_path / "vanilla", "framework=vanilla_fl", *options)
     assert_close(pipelined, unsplit, 1e-8)
@@ -64,14 +65,15 @@ def test_pipelined_clusters_equal_unsplit_federated_averaging(
 @pytest.mark.parametrize("state", ["keep", pytest.param("reset", marks=pytest.mark.thorough)])
 def test_heads_on_control_units_equal_heads_on_the_server(tmp_path: Path, state: str) -> None:
     """Bit for bit, with dropout: in both places, the head is the last stage."""
-    options = (UNEVEN, "model.dropout=0.3", f"optimizer.state={state}", "optimizer.clip_norm=0.1")
+    options = (UNEVEN, TWO, "model.dropout=0.3", f"optimizer.state={state}")
+    options += ("optimizer.clip_norm=0.1",)
     away = run(tmp_path / "server", *options)
     at_home = run(tmp_path / "unit", "decoder.mode=control_unit", *options)
     assert_equal(away, at_home)
 
 
 def test_with_one_micro_batch_dropout_equals_the_unsplit_models(tmp_path: Path) -> None:
-    options = ("pipeline.dtype=float64", "pipeline.num_micro_batches=1", "model.dropout=0.3")
+    options = ("pipeline.dtype=float64", "pipeline.num_micro_batches=1", "model.dropout=0.3", TWO)
     pipelined = run(tmp_path / "collapipe", *options)
     unsplit = run(tmp_path / "vanilla", "framework=vanilla_fl", *options)
     assert_close(pipelined, unsplit, 1e-8)
@@ -120,7 +122,7 @@ class OneAfterTheOther(InlineGrid):
 
 
 def test_concurrent_units_with_dropout_equal_sequential_units(tmp_path: Path) -> None:
-    options = ("model.dropout=0.3",)
+    options = ("model.dropout=0.3", TWO)
     together = run(tmp_path / "together", *options)
     settings = settings_of(tmp_path / "apart", options)
     grid = grid_of(settings)
@@ -159,7 +161,7 @@ def test_a_shared_decoder_of_one_unit_equals_a_copy(tmp_path: Path) -> None:
     alone = ("federation.num_units=1", "model.dropout=0")
     shared = run(tmp_path / "shared", *alone, "decoder.mode=shared")
     assert_equal(shared, run(tmp_path / "copies", *alone))
-    several = run(tmp_path / "several", "decoder.mode=shared", "federation.rounds=1")
+    several = run(tmp_path / "several", TWO, "decoder.mode=shared", "federation.rounds=1")
     assert all(bool(torch.isfinite(tensor).all()) for tensor in several.values())
 
 

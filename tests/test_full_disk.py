@@ -9,6 +9,7 @@ import pytest
 from federated import play
 from full_disk import full_disk
 from pytest import MonkeyPatch
+from scripted_units import UNTRAINED, scripted_units
 from torch.utils.tensorboard import SummaryWriter
 
 from collapipe.errors import StorageError
@@ -40,7 +41,7 @@ def test_a_full_disk_ends_the_run_and_the_error_names_the_file(
 ) -> None:
     monkeypatch.setattr(place, name, without_room(getattr(place, name)))
     with pytest.raises(StorageError, match=f"{file}.*make room"):
-        play(tmp_path)
+        play(tmp_path, *UNTRAINED, client=scripted_units())
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert file in summary["error"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from federated import rewritten, run
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from scripted_units import UNTRAINED, scripted_units
 from sections import run_settings
 
 from client_app.app import app
@@ -142,16 +143,16 @@ def test_a_unit_with_an_invalid_reply_is_excluded_and_named(
     tmp_path: Path, answer: Callable[[Message, Context], Message], cause: str
 ) -> None:
     """The unit is asked again before every round and takes part once its reply is valid."""
-    requests = [0]
+    requests, honest = [0], scripted_units()
 
     def client(message: Message, context: Context) -> Message:
         state = message.metadata.message_type == records.STATE
         if state and context.node_config["partition-id"] == 1 and requests[0] < 2:
             requests[0] += 1
             return answer(message, context)
-        return app(message, context)
+        return honest(message, context)
 
-    run(tmp_path, "federation.local_steps=1", client=client)  # type: ignore[arg-type]
+    run(tmp_path, *UNTRAINED, client=client)  # type: ignore[arg-type]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["units"] for line in lines] == [[0, 2], [0, 1, 2]]
     assert list(lines[0]["excluded"]) == ["1"]

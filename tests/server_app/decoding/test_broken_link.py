@@ -1,5 +1,6 @@
 """A broken link is reopened, and the round continues after the last completed step."""
 
+import functools
 import gc
 import queue
 import selectors
@@ -167,6 +168,14 @@ def trained(cut_at: tuple[int, str] | None, *options: str) -> Outcome:
     return losses, (link.bytes_up, link.bytes_down), weights, session.complete
 
 
+@functools.cache
+def unbroken(*options: str) -> Outcome:
+    """The round of ``trained`` without a cut."""
+    outcome = trained(None, *options)
+    torch.manual_seed(0)  # the next session begins with the same head
+    return outcome
+
+
 def _round(link: DecoderLink, wire: Wire, cut_at: tuple[int, str] | None) -> list[float]:
     losses = []
 
@@ -201,8 +210,7 @@ def same_first_weights() -> None:
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_a_cut_link_does_not_change_the_result(point: str, precision: str) -> None:
     options = f"compression.activation={precision}", f"compression.gradient={precision}"
-    losses, sent, weights, complete = trained(None, *options)
-    torch.manual_seed(0)
+    losses, sent, weights, complete = unbroken(*options)
     again, sent_again, same, also = trained((5, point), *options)
     assert complete and also
     assert (again, sent_again) == (losses, sent)
@@ -223,11 +231,10 @@ def test_a_lost_answer_does_not_repeat_the_step(
             wires.pop().cut()
         return own
 
+    option = f"compression.feedback={feedback}"
+    losses, sent, weights, _ = unbroken(option)
     monkeypatch.setattr(link_server, "_answer", answer_and_cut)
-    options = "task.max_length=5", f"compression.feedback={feedback}"
-    losses, sent, weights, _ = trained(None, *options)
-    torch.manual_seed(0)
-    session = decoder_session(0, 3, *options)
+    session = decoder_session(0, 3, "task.max_length=5", option)
     with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
         wires.append(wire)
         address = replace(server.open(session), address=wire.address)

@@ -303,6 +303,7 @@ def test_invalid_activations_exclude_their_unit_from_the_round(
         bad = "unit-1" in threading.current_thread().name
         return (*quanta, last * factor if bad else last)
 
+    options = *options, "federation.local_steps=1"
     absent = run(tmp_path / "absent", *options, client=Faulty(explode, {1}, {1, 2}))  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link, "encode", hostile)
@@ -505,7 +506,7 @@ def test_a_reply_after_the_timeout_leaves_no_state_on_the_unit(tmp_path: Path) -
                 hang_until_cancelled()
         return finished
 
-    options = ("federation.round_timeout_s=5",)
+    options = "federation.round_timeout_s=5", "federation.local_steps=1", "model.num_blocks=2"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("client_app.app.run_round", too_late)
         given_up = run(tmp_path / "late", *options)

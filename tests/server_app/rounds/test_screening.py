@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lying import Lie, Lying
 from scripted_units import UNTRAINED, scripted_units
 
+from client_app.app import app as client_app
 from collapipe.privacy.clipping import update_norm
 from collapipe.tensors import Tensors
 from collapipe.wire.records import TRAIN
@@ -45,19 +46,30 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def lied_to(folder: Path, lie: Lie, trains: bool) -> Tensors:
+    """The weights after two rounds in which unit 1 lies; the heads of units that train are on the
+    server."""
+    app, options = (client_app, ()) if trains else (scripted_units(), UNTRAINED)
+    return run(folder, *options, client=Lying(lie, {1}, app))  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
-def without_unit_1(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
-    """The weights after two rounds in which unit 1 never finishes."""
-    folder = tmp_path_factory.mktemp("without") / "run"
-    return run(folder, client=Lying(scaled(math.nan), {1}))  # type: ignore[arg-type]
+def without_unit_1(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Tensors]:
+    """The weights after two rounds in which unit 1 never finishes, if units train or not."""
+    folder = tmp_path_factory.mktemp("without")
+    return {each: lied_to(folder / str(each), scaled(math.nan), each) for each in (True, False)}
 
 
-@pytest.mark.parametrize("lie", [scaled(1e6), scaled(0.0), scaled(-1.0), one_huge])
+@pytest.mark.parametrize(
+    ("lie", "trains"),
+    [(scaled(1e6), True), (scaled(0.0), False), (scaled(-1.0), False), (one_huge, False)],
+)
 def test_a_unit_with_false_weights_does_not_change_the_result(
-    lie: Lie, without_unit_1: Tensors, tmp_path: Path
+    lie: Lie, trains: bool, without_unit_1: dict[bool, Tensors], tmp_path: Path
 ) -> None:
-    found = run(tmp_path / "run", client=Lying(lie, {1}))  # type: ignore[arg-type]
-    assert all(torch.equal(found[name], tensor) for name, tensor in without_unit_1.items())
+    found = lied_to(tmp_path / "run", lie, trains)
+    expected = without_unit_1[trains]
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     for line in lines(tmp_path / "run"):
         assert line["units"] == [0, 2]
         assert line["failures"]["1"].startswith(("OutlyingUpdate", "WireError"))

@@ -108,17 +108,18 @@ def test_a_device_that_imports_libraries_has_a_longer_time_limit(
     may_take_s: float, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model may need libraries that a small device imports slowly; this time is limited too."""
-    real = Daemon._hold
+    real, noticed, hung_s = Daemon._hold, threading.Event(), 2.5
 
     def slow(self: Daemon, *arguments: Any) -> HeldSegment:
-        if self is there[1]:
-            time.sleep(5.0)
+        if self is there[1]:  # until the loss is noticed, or longer than the usual limit
+            noticed.wait(60.0 if lost else 1.4 * hung_s)
         return real(self, *arguments)
 
     monkeypatch.setattr(Daemon, "_hold", slow)
     monkeypatch.setattr("pipeline.devices.daemon.session._IMPORTS_S", may_take_s)
-    work = Work(hung_s=2.5)
+    work = Work(hung_s=hung_s)
     with daemons(3) as there, work.segments(PLAN, there) as segments:
+        noticed.set()
         assert len(segments.lost) == lost
 
 
