@@ -30,7 +30,7 @@ FADING = (
     "federation.local_steps=8",
     "model.num_blocks=2",
     "cluster.control_unit_block_s=3.0e-3",
-    "federation.rounds=4",
+    "federation.rounds=2",
 )
 OPTIMIZERS = pytest.mark.parametrize(
     "optimizer",
@@ -113,7 +113,7 @@ def test_sent_bytes_match_the_plan(tmp_path: Path) -> None:
 
 
 def test_without_activations_sent_bytes_match_the_plan_exactly(tmp_path: Path) -> None:
-    stays = *turning("Alternating", "[control_unit]"), ROUNDS
+    stays = *turning("Alternating", "[control_unit]"), ROUNDS, "federation.local_steps=1"
     run(tmp_path, *stays)
     uplinks = [state.uplink for state in states(tmp_path, *stays)]
     planned = [up.payload("float32", "float32", "control_unit").model_bits for up in uplinks]

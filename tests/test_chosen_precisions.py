@@ -92,7 +92,7 @@ def test_a_strategy_that_does_not_choose_precisions_is_refused(
 
 
 def test_with_heads_on_control_units_only_the_upload_is_chosen(tmp_path: Path) -> None:
-    run(tmp_path, *SLOW, "decoder.mode=control_unit")
+    run(tmp_path, *SLOW, *STEP, "decoder.mode=control_unit")
     sent = {
         (cluster["uplink"]["activation"], cluster["uplink"]["upload"])
         for line in rounds(tmp_path)

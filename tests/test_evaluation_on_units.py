@@ -114,7 +114,8 @@ def test_units_evaluate_the_whole_model_in_other_frameworks(tmp_path: Path, fram
 
 
 def test_units_with_separate_models_evaluate_their_own_models(tmp_path: Path) -> None:
-    play(tmp_path, *OFTEN, "framework=pipeline", "evaluation.where=units")
+    options = *OFTEN, "federation.local_steps=1"
+    play(tmp_path, *options, "framework=pipeline", "evaluation.where=units")
     signature = summary(tmp_path)["metric"]["signature"]
     assert signature.endswith("|rows apart, of 3 units with models of their own")
 
