@@ -47,6 +47,7 @@ def test_a_run_with_noise_is_repeatable_and_differs_from_a_run_without_noise(
     tmp_path: Path,
 ) -> None:
     world = ("cluster=paper", "channel=paper", "strategy.energy=adapters", "federation.rounds=1")
+    world = (*world, "federation.local_steps=1")
     noise = ("federation.channel_noise=1.0e-6", *world)
     first, second = (run(tmp_path / name, *noise) for name in ("first", "second"))
     quiet = run(tmp_path / "quiet", *noise[1:])

@@ -9,6 +9,7 @@ import torch
 from federated import grid_of, run, settings_of
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp.strategy import Result
+from scripted_units import scripted_units
 
 from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.rounds.strategy import CollaPipeStrategy
@@ -19,7 +20,8 @@ ROOT = Path(__file__).parents[3]
 def test_the_documented_server_app_trains_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = run(tmp_path / "run", "federation.rounds=3")
+    options = "federation.rounds=3", "federation.local_steps=1"
+    expected = run(tmp_path / "run", *options)
     page = (ROOT / "docs/how-to/extend.md").read_text().partition("## A Flower app of your own")[2]
     example = dict[str, Any]()
     exec(page.split("```")[1].removeprefix("python"), example)
@@ -27,7 +29,7 @@ def test_the_documented_server_app_trains_the_same_model(
     monkeypatch.setattr(
         CollaPipeStrategy, "start", lambda *args, **named: results.append(start(*args, **named))
     )
-    settings = settings_of(tmp_path / "plain", ["federation.rounds=3"])
+    settings = settings_of(tmp_path / "plain", options)
     context = Context(1, 1, {}, RecordDict(), {"settings": settings.text})
     example["app"](grid_of(settings), context)
     assert results[0].arrays is not None
@@ -43,7 +45,8 @@ def test_the_model_is_never_packed_for_flower(tmp_path: Path) -> None:
         patch("server_app.rounds.strategy.ArrayRecord", wraps=ArrayRecord) as packed,
         patch.object(ArrayRecord, "to_torch_state_dict") as unpacked,
     ):
-        run(tmp_path, "federation.rounds=4", "federation.eval_every=1")
+        options = "decoder.mode=control_unit", "federation.rounds=4", "federation.eval_every=1"
+        run(tmp_path, *options, client=scripted_units())
     assert (packed.call_count, unpacked.call_count) == (0, 0)
 
 
