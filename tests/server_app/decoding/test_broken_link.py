@@ -260,7 +260,7 @@ def test_streams_of_earlier_rounds_do_not_block_those_of_the_next_round() -> Non
             wire_to(server) as wire,
             ThreadPoolExecutor(2) as units,
         ):
-            for _ in range(20):
+            for _ in range(8):
                 sessions = [decoder_session(unit, 3, "task.max_length=5") for unit in range(2)]
                 assert len([*units.map(take_part, sessions)]) == 2
                 server.close()
