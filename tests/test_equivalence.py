@@ -65,8 +65,8 @@ def test_pipelined_clusters_equal_unsplit_federated_averaging(
 @pytest.mark.parametrize("state", ["keep", pytest.param("reset", marks=pytest.mark.thorough)])
 def test_heads_on_control_units_equal_heads_on_the_server(tmp_path: Path, state: str) -> None:
     """Bit for bit, with dropout: in both places, the head is the last stage."""
-    options = (UNEVEN, TWO, "model.dropout=0.3", f"optimizer.state={state}")
-    options += ("optimizer.clip_norm=0.1",)
+    how = f"optimizer.state={state}", "optimizer.clip_norm=0.1"
+    options = (UNEVEN, TWO, "model.dropout=0.3", *how)
     away = run(tmp_path / "server", *options)
     at_home = run(tmp_path / "unit", "decoder.mode=control_unit", *options)
     assert_equal(away, at_home)

@@ -125,8 +125,8 @@ def test_only_adapters_train(tmp_path: Path) -> None:
 
 
 def test_adapters_in_a_pipeline_equal_adapters_of_the_unsplit_model(tmp_path: Path) -> None:
-    options = (*LORA, "pipeline.dtype=float64", "model.dropout=0", "federation.num_units=2")
-    options += ("federation.local_steps=1",)
+    short = "federation.num_units=2", "federation.local_steps=1"
+    options = (*LORA, "pipeline.dtype=float64", "model.dropout=0", *short)
     pipelined = run(tmp_path / "collapipe", *options)
     unsplit = run(tmp_path / "vanilla", *options, "framework=vanilla_fl")
     for name, weight in pipelined.items():

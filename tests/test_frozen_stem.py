@@ -207,8 +207,8 @@ def test_a_full_disk_disables_the_cache_and_changes_no_bit(
 
 
 def test_a_pipeline_after_a_stem_equals_one_device(tmp_path: Path) -> None:
-    exact = (*STEM, "pipeline.dtype=float64", "model.dropout=0", "adapter.dropout=0", UNEVEN)
-    exact = (*exact, "federation.local_steps=1")
+    short = UNEVEN, "federation.local_steps=1"
+    exact = (*STEM, "pipeline.dtype=float64", "model.dropout=0", "adapter.dropout=0", *short)
     piped = run(tmp_path / "piped", *exact, CACHED, "pipeline.num_segments=2")
     whole = run(tmp_path / "whole", *exact, "framework=vanilla_fl")
     assert differing(piped, whole)  # the order of sums differs

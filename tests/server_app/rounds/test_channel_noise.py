@@ -46,8 +46,8 @@ def test_noise_has_the_given_variance_and_mean_zero() -> None:
 def test_a_run_with_noise_is_repeatable_and_differs_from_a_run_without_noise(
     tmp_path: Path,
 ) -> None:
-    world = ("cluster=paper", "channel=paper", "strategy.energy=adapters", "federation.rounds=1")
-    world = (*world, "federation.local_steps=1")
+    short = "federation.rounds=1", "federation.local_steps=1"
+    world = ("cluster=paper", "channel=paper", "strategy.energy=adapters", *short)
     noise = ("federation.channel_noise=1.0e-6", *world)
     first, second = (run(tmp_path / name, *noise) for name in ("first", "second"))
     quiet = run(tmp_path / "quiet", *noise[1:])
