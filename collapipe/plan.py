@@ -11,7 +11,9 @@ from pydantic import Field
 from collapipe.errors import ConfigError
 from collapipe.state import DeviceProfile, HeadPlace, Precision
 
-Amount = Annotated[float, Field(ge=0)]  # checked when it is read from a file or a message
+# checked when they are read from a file or a message
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Amount = Annotated[Finite, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,7 @@ def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tupl
     return tuple(segments)
 
 
-Witness = tuple[tuple[float, ...], ...]
+Witness = tuple[tuple[Finite, ...], ...]
 """For each m, ascending, the thresholds that divide the time of the slowest stage into ranges, s;
 see ``optim.verify.witness``."""
 
@@ -257,8 +259,8 @@ class Certificate:
     ``witness``, if there is one, the bound follows without a search (``optim.verify.witness``).
     """
 
-    objective: float
-    lower_bound: float
+    objective: Finite
+    lower_bound: Finite
     solver: str
     solve_time_s: float = field(compare=False)
     witness: Witness = field(default=(), compare=False)
@@ -388,8 +390,8 @@ class RoundPlan:
 
     round: int
     clusters: tuple[ClusterPlan, ...]
-    gammas: tuple[float, ...] = ()
-    queues: tuple[float, ...] = ()
-    idle_queues: tuple[float, ...] = ()
+    gammas: tuple[Finite, ...] = ()
+    queues: tuple[Amount, ...] = ()
+    idle_queues: tuple[Amount, ...] = ()
     certificate: Certificate | None = None
-    error_queues: tuple[float, ...] = ()
+    error_queues: tuple[Amount, ...] = ()

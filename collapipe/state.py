@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, replace
+from numbers import Integral
 from typing import Literal
 
 from collapipe.errors import ConfigError, is_printable, unit_called
@@ -501,9 +502,9 @@ def _check_first(unit: int, uplink: Uplink) -> None:
 
 
 def _check_count(what: str, count: int) -> None:
-    """Raise ``ConfigError`` for a negative or huge count, which arithmetic could not handle."""
-    if not 0 <= count <= MOST:
-        raise ConfigError(f"{what} must be within 0 … {MOST:g}")
+    """Raise ``ConfigError`` for a fraction, or a negative or huge count."""
+    if not (isinstance(count, Integral) and 0 <= count <= MOST):
+        raise ConfigError(f"{what} must be a whole number within 0 … {MOST:g}")
 
 
 def _over(links: Sequence[Link], names: Collection[str], law: AffineLaw) -> AffineLaw:

@@ -1,8 +1,10 @@
 """Plan a round or a cluster from Python, outside of a run; every answer is verified."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
@@ -110,6 +112,8 @@ def plan_round(
     for name in ("queues", "error_queues"):
         if (count := len(getattr(last, name))) not in (0, len(clusters)):
             raise ConfigError(f"previous: has {count} {name}, expected {len(clusters)}")
+        if not all(math.isfinite(each) and each >= 0 for each in getattr(last, name)):
+            raise ConfigError(f"previous: {name} must be finite and not negative")
     request = RoundRequest(
         round=last.round + 1,
         clusters=tuple(clusters),
@@ -132,7 +136,7 @@ def plan_round(
 def _check_sizes(**sizes: int) -> None:
     """Raise ``ConfigError`` unless all are whole numbers from 1 on."""
     for name, size in sizes.items():
-        if size < 1 or size != int(size):
+        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
             raise ConfigError(f"{name}={size}: must be a whole number from 1 on")
 
 

@@ -5,7 +5,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from numbers import Real
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -56,6 +57,14 @@ class ClusterProblem:
     # Micro-batches of which a device keeps tensors, by its place from the end of the pipeline,
     # ascending; (): all m. Without a place a device counts as the first of all.
     in_flight: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("latency", self.latency, LATENCIES)
+        for name in ("num_blocks", "batch_size", "max_micro_batches", "min_micro_batches"):
+            if (size := getattr(self, name)) < 1:
+                raise ConfigError(f"{name}={size}: must be at least 1")
+        if not self.activation_s or not all(a <= b for a, b in pairwise((0.0, *self.activation_s))):
+            raise ConfigError(f"activation_s={self.activation_s}: must be ascending, from 0 on")
 
     @property
     def linked(self) -> bool:
@@ -292,8 +301,8 @@ class RoundOptions:
         check_choice("energy", self.energy, ENERGIES)
         check_choice("segment_price", self.segment_price, SEGMENT_PRICES)
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float | int) and not (math.isfinite(value) and value >= 0):
+            value, numeric = getattr(self, field.name), isinstance(field.default, float | int)
+            if numeric and not (isinstance(value, Real) and math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{field.name}={value}: must be finite and not negative")
         if self.error_budget < _LEAST_BUDGET:
             raise ConfigError(

@@ -41,6 +41,9 @@ def check_plan(point: Partition, problem: ClusterProblem) -> None:
 
 def check_point(point: Partition, problem: ClusterProblem) -> None:
     """Check C1, C2, C7 and C9' of one partition. Raises like ``verify_cluster``."""
+    for k in point.recomputing:
+        if not 0 <= k < len(problem.devices) or problem.devices[k].recomputing is None:
+            raise violation("recomputing", f"device {k} cannot recompute")
     problem = problem.in_modes(point.recomputing)
     num_blocks, m = problem.num_blocks, point.num_micro_batches
     if len(point.blocks) != len(problem.devices):
@@ -61,14 +64,8 @@ def check_point(point: Partition, problem: ClusterProblem) -> None:
         raise violation("C2", "replicas have no stages")
     if point.stages:
         check_stages(point, problem)
-    elif not point.replicated:
-        total, most = sum(point.blocks), min(len(problem.devices), num_blocks)
-        if total != num_blocks:
-            raise violation("C1", f"{_named(point)} sum up to {total}, not L={num_blocks}")
-        if not 1 <= point.num_segments <= most:
-            raise violation(
-                "C2", f"{_named(point)} make S={point.num_segments}, must be 1 to {most}"
-            )
+    elif not point.replicated and (total := sum(point.blocks)) != num_blocks:
+        raise violation("C1", f"{_named(point)} sum up to {total}, not L={num_blocks}")
     _check_caps(point, problem)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 from collapipe.errors import PlanViolationError
@@ -15,9 +16,10 @@ from optim.verify.tolerance import exceeds, violation
 
 
 def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
-    """Check participants, channels and blocks of a plan: C1 to C3, C5 to C7 and C9'.
+    """Check participants, channels and blocks of a plan: C1 to C3, C5 to C7 and C9', not C8.
 
-    The plan has queues for all units (C10) or none. A plan marked ``over_limits`` is exempt from
+    The plan has queues for all units (C10) or none. Its times and queues must be finite and not
+    negative, but are not computed again. A plan marked ``over_limits`` is exempt from
     the memory and energy caps (C7, C9'); only a framework that prescribes a partition may use it,
     and devices that are away (``max_blocks=0``) get no blocks even then.
 
@@ -30,6 +32,9 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
         count = len(getattr(plan, name))
         if count not in (0, len(states)):
             raise violation("C10", f"{count} {name} of {len(states)} units")
+    for name, figure in _figures(plan):
+        if not (math.isfinite(figure) and figure >= 0):
+            raise violation(name, f"{figure}, must be finite and not negative")
     _check_once("units", [cluster.unit for cluster in plan.clusters], len(states))
     uplinks = [cluster.uplink.channel for cluster in plan.clusters if cluster.uplink is not None]
     _check_once("channels", uplinks, len(request.channels))
@@ -45,6 +50,18 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
             _check_blocks(cluster, state, request)
         except PlanViolationError as error:
             raise PlanViolationError(f"{state.called}: {error}") from error
+
+
+def _figures(plan: RoundPlan) -> Iterator[tuple[str, float]]:
+    """Yield the queues and the clusters' times, each with its name."""
+    for name in ("queues", "idle_queues", "error_queues"):
+        yield from ((name, each) for each in getattr(plan, name))
+    for cluster in plan.clusters:
+        if cluster.latency_s is not None:
+            yield f"latency_s of unit {cluster.unit}", cluster.latency_s
+        if cluster.uplink is not None:
+            for name in ("upload_s", "finish_s"):
+                yield f"{name} of unit {cluster.unit}", getattr(cluster.uplink, name)
 
 
 def _check_once(what: str, used: list[int], most: int) -> None:

@@ -3,7 +3,7 @@ hops are those of ``DeviceProfile.before``."""
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from optim.problem import ClusterProblem, Partition, Stage
 from optim.verify.tolerance import is_count, violation
@@ -23,6 +23,10 @@ def check_stages(point: Partition, problem: ClusterProblem) -> None:
         counted = all(is_count(each) and each for each in (*stage.rows, stage.blocks))
         if not counted or len(stage.rows) != len(stage.devices) or sum(stage.rows) != rows:
             raise violation("rows", f"{stage.rows} for devices {stage.devices}, expected {rows}")
+        ends = {*accumulate(stage.shares)}
+        whole = all(is_count(each) and each for each in stage.shares)
+        if stage.shares and not (whole and max(ends) == rows and {*accumulate(stage.rows)} <= ends):
+            raise violation("rows", f"shares {stage.shares} do not make the rows {stage.rows}")
     if tuple(held) != tuple(point.blocks):
         raise violation("C1", f"blocks {point.blocks}, the stages hold {tuple(held)}")
     if (total := sum(stage.blocks for stage in point.stages)) != problem.num_blocks:

@@ -476,7 +476,7 @@ def _plain(planned: object, source: str) -> RoundPlan:
     ``ConfigError`` for a plan that cannot be recorded."""
     plan = returned(planned, RoundPlan, source)
     try:
-        text = json.dumps(asdict(plan), default=lambda each: each.item(), allow_nan=False)
+        text = json.dumps(asdict(plan), default=lambda each: each.item())
         return _PLAN.validate_python(json.loads(text))
     except ValidationError as error:
         fault = error.errors()[0]

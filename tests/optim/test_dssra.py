@@ -181,6 +181,8 @@ def test_idle_queues_are_longer_than_queues_only_for_scheduled_units() -> None:
         ({"fading": "snow"}, "fading=snow"),
         ({"drift_weight": -1.0}, "drift_weight=-1.0"),
         ({"gamma_max": float("nan")}, "gamma_max=nan"),
+        ({"gamma_max": None}, "gamma_max=None: must be finite"),
+        ({"drift_weight": "1"}, "drift_weight=1: must be finite"),
         ({"drift": "paper", "drift_weight": 0.0}, r"^strategy\.drift_weight=0: drift paper needs"),
     ],
 )

@@ -4,7 +4,9 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +80,10 @@ def test_a_cluster_is_planned_by_any_solver_and_with_fewer_micro_batches() -> No
         ({"devices": ()}, r"^devices=0: must be a whole number from 1 on$"),
         ({"devices": (*DEVICES, DEVICES[0])}, "^devices: jetson is there twice$"),
         ({"num_blocks": 3.5}, r"^num_blocks=3\.5: must be a whole number"),
+        ({"num_blocks": 12.0}, r"^num_blocks=12\.0: "),
+        ({"num_blocks": math.nan}, "^num_blocks=nan: "),
+        ({"num_blocks": "3"}, "^num_blocks=3: "),
+        ({"num_blocks": True}, "^num_blocks=True: "),
         ({"num_blocks": 0}, "^num_blocks=0: "),
         ({"batch_size": 0}, "^batch_size=0: "),
         ({"max_micro_batches": 0}, "^max_micro_batches=0: "),
@@ -89,6 +95,27 @@ def test_an_impossible_cluster_is_refused(changes: dict[str, object], message: s
     arguments = {"devices": DEVICES, "num_blocks": 12, "batch_size": 16, **changes}
     with pytest.raises(ConfigError, match=message):
         plan_cluster(**arguments)
+
+
+def test_numpys_whole_numbers_are_sizes() -> None:
+    assert plan_cluster(DEVICES, num_blocks=np.int64(12), batch_size=16).segments
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"latency": "overlaps"}, "^latency=overlaps: must be one of"),
+        ({"num_blocks": -1}, "^num_blocks=-1: must be at least 1"),
+        ({"min_micro_batches": 0}, "^min_micro_batches=0: "),
+        ({"activation_s": ()}, "^activation_s="),
+        ({"activation_s": (math.nan,)}, "^activation_s="),
+        ({"activation_s": (2.0, 1.0)}, "^activation_s="),
+        ({"activation_s": (-1.0,)}, "^activation_s="),
+    ],
+)
+def test_an_impossible_problem_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(ClusterProblem(DEVICES, 12, 16, 16, "overlap"), **changes)
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:
@@ -139,10 +166,14 @@ def test_the_round_number_and_both_queues_continue() -> None:
 
 
 @pytest.mark.parametrize("name", ["queues", "error_queues"])
-def test_a_previous_plan_of_other_clusters_is_refused(name: str) -> None:
+def test_a_previous_plan_with_impossible_queues_is_refused(name: str) -> None:
     last = RoundPlan(4, (), **{name: (0.0, 0.0)})
     with pytest.raises(ConfigError, match=f"^previous: has 2 {name}, expected 3$"):
         plan_round(CLUSTERS, CHANNELS, **SIZES, previous=last)
+    for queue in (math.nan, math.inf, -1.0):
+        last = RoundPlan(4, (), **{name: (0.0, queue, 0.0)})
+        with pytest.raises(ConfigError, match=f"^previous: {name} must be finite"):
+            plan_round(CLUSTERS, CHANNELS, **SIZES, previous=last)
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,6 @@ def with_memory(limit_bytes: float) -> ClusterProblem:
     return replace(PROBLEM, devices=(first, *DEVICES[1:]))
 
 
-EMPTY = Partition((0, 0, 0), 1, 0.0)
 FREE = DeviceProfile("free", AffineLaw(0.0, 0.0, 0.0, 0.0))
 CLUSTER_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
     ("front: it is empty", replace(SOLUTION, front=()), PROBLEM),
@@ -224,8 +223,8 @@ CLUSTER_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
     ("C1: b holds 1.0 blocks", with_point(blocks=(2, 1.0, 0)), PROBLEM),
     ("C1: blocks 2, 0, 0 sum up to 2, not L=3", with_point(blocks=(2, 0, 0)), PROBLEM),
     ("C1: blocks 2, 2, 0 sum up to 4, not L=3", with_point(blocks=(2, 2, 0)), PROBLEM),
-    ("C2: blocks 0, 0, 0 make S=0, must be 1 to 0", solved((EMPTY,), certified(0.0)),
-     replace(PROBLEM, num_blocks=0)),
+    ("recomputing: device 3 cannot recompute", with_point(recomputing=(3,)), PROBLEM),
+    ("recomputing: device 0 cannot recompute", with_point(recomputing=(0,)), PROBLEM),
     ("C1: .* with m=0, must be 1 to 4", with_point(num_micro_batches=0), PROBLEM),
     ("C1: .* with m=5, must be 1 to 4", with_point(num_micro_batches=5), PROBLEM),
     ("C1: .* with m=1.5, must be 1 to 4", with_point(num_micro_batches=1.5), PROBLEM),

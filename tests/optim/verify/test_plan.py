@@ -1,5 +1,6 @@
 """A strategy's plan is verified against the clusters of the request."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -131,6 +132,21 @@ def test_limits_of_replicas_are_checked_on_every_present_device() -> None:
         verify_plan(RoundPlan(1, (cut,)), framework("vanilla_fl", one, other))
     with pytest.raises(PlanViolationError, match=r"C1: .* sum up to 0"):
         verify_plan(sound, framework("titanic", one, other))
+
+
+@pytest.mark.parametrize("figure", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("name", ["queues", "idle_queues", "error_queues", "latency_s", "finish_s"])
+def test_impossible_figures_of_a_plan_are_refused(name: str, figure: float) -> None:
+    changed = RoundPlan(1, (SOUND,))
+    if name == "latency_s":
+        changed = replace(changed, clusters=(replace(SOUND, latency_s=figure),))
+    elif name == "finish_s":
+        uplink = UplinkPlan(0, 0.1, 1.0, figure)
+        changed = replace(changed, clusters=(replace(SOUND, uplink=uplink),))
+    else:
+        changed = replace(changed, **{name: (0.0, figure)})
+    with pytest.raises(PlanViolationError, match=f"^{name}.* must be finite and not negative"):
+        verify_plan(changed, REQUEST)
 
 
 @pytest.mark.parametrize("name", ["gammas", "queues", "idle_queues", "error_queues"])

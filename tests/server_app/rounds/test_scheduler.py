@@ -150,7 +150,9 @@ def test_a_plan_may_contain_numpy_numbers(tmp_path: Path, monkeypatch: pytest.Mo
     ("change", "message"),
     [
         (lambda plan: [plan], "returned list, expected RoundPlan"),
-        (lambda plan: replace(plan, queues=(math.nan,) * 4), "not JSON compliant"),
+        (lambda plan: replace(plan, queues=(math.nan,) * 4), "queues[0]: must be a finite number"),
+        (lambda plan: replace(plan, queues=(-1.0,) * 4), "queues[0]: must be at least 0"),
+        (lambda plan: of_first(plan, latency_s=math.nan), "clusters[0].latency_s: must be"),
         (lambda plan: replace(plan, certificate={}), "certificate.objective: is missing"),
         (lambda plan: of_first(plan, unit=object()), "no attribute 'item'"),
         (lambda plan: of_first(plan, latency_s="soon"), "clusters[0].latency_s: must be a number"),
