@@ -56,13 +56,9 @@ def test_device_names_are_printable_and_at_most_64_characters(name: str) -> None
 @pytest.mark.parametrize("digits", [19, 400, 5000])
 def test_fractions_and_counts_outside_0_to_1e18_are_refused(digits: int) -> None:
     for count in (-(10**digits), 10**digits, 1.5):
-        with pytest.raises(
-            ConfigError, match=r"device a: max_blocks must be a whole"
-        ):
+        with pytest.raises(ConfigError, match=r"device a: max_blocks must be a whole"):
             DeviceProfile("a", LAW, max_blocks=count)
-        with pytest.raises(
-            ConfigError, match=r"unit 3: num_samples must be a whole"
-        ):
+        with pytest.raises(ConfigError, match=r"unit 3: num_samples must be a whole"):
             ClusterState(3, (DeviceProfile("a", LAW),), count)
 
 
