@@ -337,8 +337,10 @@ class DevicePipeline:
             new_s = step_s(new_law, works, plan.schedule)
             new_s = new_law.expected_s(stages, new_s, plan.schedule)
             old, new = (" + ".join(map(str, each)) for each in (law.stages, stages))
+            split = self._settings.framework.partition
+            rule = f" by the rule of {split}" if split else ""
             yield (
-                f"blocks are now {new} instead of {old}: measured times give "
+                f"blocks are now {new} instead of {old}{rule}: measured times give "
                 f"{seconds(new_s)} instead of {seconds(old_s)} a step"
             )
             had, has = law.blocks, {name for each in stages for name in each.devices}

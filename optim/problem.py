@@ -302,7 +302,7 @@ class RoundOptions:
         check_choice("segment_price", self.segment_price, SEGMENT_PRICES)
         for field in fields(self):
             value, numeric = getattr(self, field.name), isinstance(field.default, float | int)
-            if numeric and not (isinstance(value, Real) and math.isfinite(value) and value >= 0):
+            if numeric and not (isinstance(value, Real) and 0 <= float(value) < math.inf):
                 raise ConfigError(f"{field.name}={value}: must be finite and not negative")
         if self.error_budget < _LEAST_BUDGET:
             raise ConfigError(

@@ -17,9 +17,9 @@ from collapipe.config.composing import sweep_dir
 from collapipe.config.overrides import expand, parse, setting
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
-from collapipe.formatting import print_table
+from collapipe.formatting import counted, print_table
 from collapipe.own_packages import error_of_plugin, find_own_packages_first
-from collapipe.runs.folder import check_unused
+from collapipe.runs.folder import holds_run
 from collapipe.runs.reading import read_run
 
 _QUIET = {
@@ -89,8 +89,12 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
             check_devices(settings)
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))
     folders = [folder / str(number) for number in range(len(jobs))]
-    for each in folders:
-        check_unused("hydra.run.dir", each)
+    if used := [*filter(holds_run, folders)]:
+        last = shlex.quote(str(used[-1]))
+        raise ConfigError(
+            f"hydra.sweep.dir={folder}: holds {counted(len(used), 'run')} already; choose another "
+            f"folder, or continue the last one: collapipe resume {last}"
+        )
     names = [
         shlex.join([each for each in job if any(each not in other for other in given)])
         for job in given

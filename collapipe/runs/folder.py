@@ -65,7 +65,7 @@ class RunFolder:
             cause = error.strerror or error
             raise ConfigError(f"hydra.run.dir={path}: cannot be written ({cause})") from error
         if not self._resumed:
-            check_unused("hydra.run.dir", self.path)
+            _check_unused(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -87,7 +87,7 @@ class RunFolder:
                     "another file system"
                 ) from error
             if not self._resumed:
-                check_unused("hydra.run.dir", self.path)
+                _check_unused(self.path)
             for folder in (self.path, self.path / "model"):
                 for left in folder.glob(files.PARTIAL):  # of a killed run
                     left.unlink()
@@ -252,13 +252,17 @@ def check_plain(run_dir: Path) -> None:
                 )
 
 
-def check_unused(option: str, run_dir: Path) -> None:
-    """Raise ``ConfigError`` if the folder that an ``option`` sets already holds a run; a start that
-    never trained does not count."""
-    if any((run_dir / name).exists() for name in ("metrics.jsonl", "checkpoints")):
+def holds_run(folder: Path) -> bool:
+    """Whether the folder holds a run; a start that never trained does not count."""
+    return any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+
+
+def _check_unused(run_dir: Path) -> None:
+    """Raise ``ConfigError`` if the folder already holds a run."""
+    if holds_run(run_dir):
         raise ConfigError(
-            f"{option}={run_dir}: holds a run already; choose another folder, or continue the run: "
-            f"collapipe resume {quote(str(run_dir))}"
+            f"hydra.run.dir={run_dir}: holds a run already; choose another folder, or continue the "
+            f"run: collapipe resume {quote(str(run_dir))}"
         )
 
 

@@ -452,9 +452,29 @@ def test_after_a_loss_devices_share_blocks_that_no_pipeline_can_hold(sharing: st
     ]
 
 
+def _settings(split: str | None = None) -> SimpleNamespace:
+    return SimpleNamespace(batch_size=8, framework=SimpleNamespace(partition=split))
+
+
+@pytest.mark.parametrize(("split", "rule"), [(None, ""), ("titanic", " by the rule of titanic")])
+def test_moved_blocks_are_reported_with_the_rule_of_a_framework(
+    split: str | None, rule: str
+) -> None:
+    """A framework's rule may move blocks to devices with which a step is slower."""
+    own = devices()
+    learn(own, pi_s=100.0)
+    own.advised, plan = True, plan_of(["jetson"], [2])
+    known = taking({"jetson": 1.0, "pi": 1.0})
+    pipeline: Any = SimpleNamespace(
+        _all=own, _plan=plan, _devices=known, _settings=_settings(split)
+    )
+    moved, _ = DevicePipeline._planned(pipeline)
+    assert moved.startswith(f"blocks are now 2 jetson instead of 1 jetson + 1 pi{rule}: measured")
+
+
 def test_a_device_left_without_blocks_is_reported_once_and_again_on_return() -> None:
     """The inventory describes 1 s per block; a block took 4 s on the Jetson and 100 s on the Pi."""
-    own, settings = devices(), SimpleNamespace(batch_size=8)
+    own, settings = devices(), _settings()
     learn(own, pi_s=100.0)
     own.advised = True
     law, known = own.law, taking({"jetson": 1.0, "pi": 1.0})
@@ -477,7 +497,7 @@ def test_one_process_is_advised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     own, plan = devices(), plan_of(["jetson", "pi"], [1, 1])
     learn(own, pi_s=2.0)
     monkeypatch.setattr("client_app.devices.without_devices", lambda *_: "devices share a machine")
-    known, settings = taking({"jetson": 1.0, "pi": 1.0}), SimpleNamespace(batch_size=8)
+    known, settings = taking({"jetson": 1.0, "pi": 1.0}), _settings()
     pipeline: Any = SimpleNamespace(_all=own, _plan=plan, _devices=known, _settings=settings)
     reports = [[*DevicePipeline._planned(pipeline)] for _ in range(2)]
     assert reports == [["devices share a machine"], []]

@@ -359,7 +359,8 @@ def test_a_sweep_continues_after_a_failed_job(command: Command, tmp_path: Path) 
     status, out, err = command(
         "run", "-m", *TINY, *ALONE, "seed=1,2", f"hydra.sweep.dir={tmp_path}"
     )
-    assert (status, out) == (2, "") and f"{tmp_path / '1'}: holds a run already" in err
+    assert (status, out) == (2, "") and f"hydra.sweep.dir={tmp_path}: holds " in err
+    assert err.endswith(f"collapipe resume {tmp_path / '1'}\n")
     assert sorted(tmp_path.rglob("*")) == before
 
 
