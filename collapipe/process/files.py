@@ -98,7 +98,8 @@ def new_folder(folder: Path, mode: int = 0o700) -> Iterator[Path]:
         if target.exists() and not (target.is_dir() and not any(target.iterdir())):
             raise FileExistsError(errno.EEXIST, "exists and is no empty folder")
         nearest = next(each for each in target.parents if each.exists())
-        partial = nearest / f".{target.name}.{token_hex(4)}.partial"
+        # no name of a partial file: a run that begins in this folder removes those
+        partial = nearest / f".{target.name}.{token_hex(4)}.new"
         partial.mkdir(mode)
     try:
         yield partial
