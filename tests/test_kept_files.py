@@ -17,6 +17,7 @@ from collapipe.tensors import Tensors
 from collapipe.wire import kept_file, records
 from collapipe.wire.kept_file import IN_ENVIRONMENT, IN_NODE, KeptFile
 from collapipe.wire.parts import pieces
+from server_app import questions
 from server_app.checkpoints.file import CheckpointFolder
 from server_app.units import Kept
 
@@ -122,6 +123,11 @@ def test_a_checkpoint_without_room_on_the_server_changes_no_figure(
     found = world.run(tmp_path / "full")
     assert not (found / "checkpoints" / "000002").exists()
     assert outcome(found)["metrics"] == outcome(expected)["metrics"]
+    monkeypatch.setattr(questions, "_AT_ONCE", 1)
+    fewer = world.run(tmp_path / "fewer")
+    sent = [[m["checkpoint_bytes"] for m in outcome(run)["metrics"]] for run in (expected, fewer)]
+    assert sent[0][1] > sent[1][1] > 0  # the second unit was not asked
+    assert sent[0][2] == sent[1][2]
 
 
 def test_if_no_unit_has_room_the_error_names_the_folder(
