@@ -14,9 +14,9 @@ from collapipe import config
 from collapipe.config import Settings
 from collapipe.config.resolved import Resolved, parsed, targets
 from collapipe.config.settings import CONF
+from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.bundle import AUTHORITY, KEY
 from collapipe.credentials.keys import fingerprint, read_key
-from collapipe.credentials.verified_channel import host_and_port
 from collapipe.data.hub import is_hub_id
 from collapipe.errors import (
     BudgetSpentError,

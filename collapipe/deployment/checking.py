@@ -16,11 +16,11 @@ from urllib.parse import quote as url_quote
 from cryptography import x509
 
 from collapipe import __version__
+from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials, load
 from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role, expires_soon
-from collapipe.credentials.verified_channel import host_and_port
 from collapipe.deployment.control import ask
 from collapipe.deployment.server_folder import ADMITTED, ServerFolder
 from collapipe.deployment.serving import keys

@@ -14,7 +14,7 @@ from pathlib import Path
 from stat import S_IMODE
 from typing import IO, cast
 
-from collapipe.credentials.verified_channel import host_and_port
+from collapipe.credentials.addresses import host_and_port
 from collapipe.deployment.server_folder import RUNS
 from collapipe.errors import CollaPipeError, LinkError, StorageError, one_line
 from collapipe.runs.folder import LOCK, check_plain

@@ -14,8 +14,8 @@ from typing import Annotated
 from pydantic import Field
 
 from collapipe.credentials import authority
+from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.member import check_name
-from collapipe.credentials.verified_channel import host_and_port
 from collapipe.deployment import LINK_PORT, PORT
 from collapipe.errors import ConfigError, is_printable
 from collapipe.inventory.schema import Section, Text

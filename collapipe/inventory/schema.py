@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from collapipe.credentials.addresses import host_and_port
 from collapipe.errors import ConfigError, is_printable
 from collapipe.inventory.yaml_file import Loc, PlacedError, Scalar, UnknownKeyError
 from collapipe.process.folders import in_home
@@ -55,6 +56,14 @@ def _place(given: str) -> str:
         raise ValueError(str(error)) from error
 
 
+def _address(given: str) -> str:
+    try:
+        host_and_port(given)
+    except ConfigError as error:
+        raise ValueError(str(error).removeprefix(f"address {given!r}: ")) from error
+    return given
+
+
 def _recompute(given: object) -> object:
     if given not in ("true", "false", "auto"):
         raise ValueError("must be true, false or auto")
@@ -69,6 +78,7 @@ Whole = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 Blocks = Annotated[Whole, Field(le=MOST_BLOCKS)]
 Samples = Annotated[Whole, Field(le=10**9)]
 Text = Annotated[str, BeforeValidator(_text)]
+Address = Annotated[Text, AfterValidator(_address)]
 Place = Annotated[Text, AfterValidator(_place)]  # a file or folder, relative to this file's folder
 Recompute = Annotated[bool | Literal["auto"], BeforeValidator(_recompute)]
 
@@ -161,7 +171,7 @@ class DeviceSection(Section):
     memory_bytes: Positive | None = None
     energy_j: Positive | None = None
     power_w: Positive | None = None
-    address: Text | None = None  # for real devices; planning ignores this and process_id
+    address: Address | None = None  # for real devices; planning ignores this and process_id
     process_id: Text | None = None
 
     def faults(self, alone: bool) -> Iterator[tuple[Loc, str]]:

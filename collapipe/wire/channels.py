@@ -11,8 +11,9 @@ from typing import Annotated
 import grpc
 from pydantic import Field
 
+from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.credentials import Credentials
-from collapipe.credentials.verified_channel import cause, dial, host_and_port, require_loopback
+from collapipe.credentials.verified_channel import cause, dial, require_loopback
 from collapipe.errors import BrokenLinkError, BusyLinkError, LinkError, RefusedLinkError, WireError
 from collapipe.wire.streams import ACCEPTED, PIECE_BYTES, FrameStream
 

@@ -14,6 +14,7 @@ import typer
 from typer import Argument, Option
 
 from collapipe.cli.device.log_limits import JsonLines, LogLimits
+from collapipe.credentials.addresses import host_and_port
 from collapipe.errors import ConfigError, faults_of
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ def device(
     own = None if insecure else _credentials(credentials, name)
     if model is not None and not Path(model).is_dir() and not _HUB_ID.fullmatch(model):
         raise ConfigError(f"--model {model}: no such folder, and no hub id such as ORG/NAME")
-    from collapipe.credentials.verified_channel import host_and_port  # imports gRPC
-
     with faults_of("--listen"):
         host_and_port(listen)
     stop_signals = _stop_signals()

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.authority import temporary_authority
 from collapipe.credentials.credentials import load
-from collapipe.credentials.verified_channel import host_and_port, require_loopback
+from collapipe.credentials.verified_channel import require_loopback
 from collapipe.errors import ConfigError, LinkError
 from collapipe.wire.channels import Dialer
 

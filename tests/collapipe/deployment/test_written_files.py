@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from collapipe.config.overrides import parse, typed
-from collapipe.credentials.verified_channel import host_and_port
+from collapipe.credentials.addresses import host_and_port
 from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.errors import ConfigError
 from collapipe.owner_file import read_owner
