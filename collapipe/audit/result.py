@@ -113,8 +113,9 @@ class Membership:
 class Audit:
     """The complete result of an audit.
 
-    ``version`` is the version of CollaPipe that audited; ``configuration`` is the run's, and
-    ``trained_rounds`` counts its rounds before the audit. ``sent`` is the condition of activations
+    ``version`` is the version of CollaPipe that audited; ``configuration`` is the run's.
+    ``trained_rounds`` counts its rounds before the audit; None if an older version audited.
+    ``sent`` is the condition of activations
     that units ``send``, or would send with heads on the server. ``targets`` and ``hidden`` are
     sentences about the targets, and about what masks and noise hide from the server. ``updates`` is
     empty if updates cannot be attacked. ``membership`` is None if training rows are only on their
@@ -124,7 +125,6 @@ class Audit:
     version: _Name
     seed: _Count
     configuration: Mapping[str, Any]
-    trained_rounds: _Count
     rows: _Count
     tokens: _Count
     public_rows: _Count
@@ -136,6 +136,7 @@ class Audit:
     updates: Annotated[tuple[UpdateRecovery, ...], Field(max_length=1000)]
     membership: Membership | None
     hidden: _Text
+    trained_rounds: _Count | None = None
 
     def of(self, condition: Condition) -> list[Recovery]:
         """Return each attack's recovery under ``condition``."""

@@ -21,7 +21,7 @@ from collapipe.audit.result import State, UpdateCondition, UpdateRecovery
 from collapipe.config import Settings
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Optimizer
-from collapipe.models.split import SplitModel
+from collapipe.models.split import SplitModel, masks_for
 from collapipe.seeds import derive
 from collapipe.state import Precision
 from collapipe.tasks.task import Examples
@@ -47,22 +47,35 @@ class Attacked(NamedTuple):
         """Return the attacked settings of a run's units, for a task with ``labels`` labels."""
         if not settings.framework.aggregate:
             return cls(None, None)
-        tables = [
-            f"{name}.weight"
-            for name, module in model.named_modules()
-            if name.startswith("embedding.")
-            and isinstance(module, nn.Embedding)
-            and module.weight.requires_grad
-        ]
         sends_head = settings.model.head == "pooled" and settings.units_have_heads
         biases = [
             f"head.{name}"
             for name, weight in model.head.named_parameters()
             if sends_head and weight.requires_grad and weight.shape == (labels,)
         ]
-        # An embedding's largest weight is the token table; a head's last bias is the output's.
-        size = {name: model.get_parameter(name).shape[0] for name in tables}
-        return cls(max(size, key=size.__getitem__, default=None), biases[-1] if biases else None)
+        # a head's last bias is the output's
+        return cls(_token_table(model), biases[-1] if biases else None)
+
+
+def _token_table(model: SplitModel) -> str | None:
+    """Return the name of the weight that looks up token ids; None if it does not train. A table of
+    positions may be the larger one."""
+    embedding, ids, found = model.embedding.eval(), torch.tensor([[2, 0, 1]]), set[nn.Module]()
+
+    def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if torch.equal(args[0], ids):
+            found.add(module)
+
+    tables = [each for each in embedding.modules() if isinstance(each, nn.Embedding)]
+    hooks = [each.register_forward_pre_hook(look) for each in tables]
+    with torch.no_grad():
+        embedding(ids, *masks_for(embedding, torch.ones_like(ids, dtype=torch.bool)))
+    for hook in hooks:
+        hook.remove()
+    names = (
+        f"embedding.{name}.weight" for name, each in embedding.named_modules() if each in found
+    )
+    return next((name for name in names if model.get_parameter(name).requires_grad), None)
 
 
 def arrived(change: Tensor, precision: str, deviation: float, generator: torch.Generator) -> Tensor:
@@ -107,7 +120,8 @@ def update_recoveries(
 ) -> Iterator[list[UpdateRecovery]]:
     """Yield the recoveries from simulated updates of ``model``.
 
-    Rounds have ``NUM_SIZES`` sizes, from one step with few rows to the run's own round. Small
+    Rounds have ``NUM_SIZES`` sizes, from one step with few rows to the run's own round; a size that
+    too few rows make equal to an earlier one yields nothing. Small
     rounds are also attacked in each precision and with noise, and each round with the run's noise.
     Empty if no weight that an attack uses trains and is sent.
     """
@@ -117,15 +131,18 @@ def update_recoveries(
     one = UpdateCondition(state, 1, 1, "float32" if precision == "auto" else precision)
     noise, there = settings.privacy.noise_multiplier, len(held.examples.lengths)
     sizes = *((rows, 1) for rows in _ROWS), (settings.batch_size, settings.federation.local_steps)
+    done = set[UpdateCondition]()
     for rows, steps in sizes:
         size = replace(one, rows=min(rows, there), steps=steps)
+        if size in done or not any(attacked):
+            yield []
+            continue
+        done.add(size)
         conditions = [size, replace(size, noise_multiplier=noise)]
         if (rows, steps) == (_VARIED, 1):  # of which there are many rounds
             conditions += [replace(size, precision=each) for each in get_args(Precision)]
             conditions += [replace(size, noise_multiplier=each) for each in _NOISE_MULTIPLIERS]
-        yield (
-            _measured(held, model, attacked, [*dict.fromkeys(conditions)]) if any(attacked) else []
-        )
+        yield _measured(held, model, attacked, [*dict.fromkeys(conditions)])
 
 
 def _measured(

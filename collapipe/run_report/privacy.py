@@ -44,7 +44,7 @@ def privacy(run: Run) -> Markup | None:
 
 def _age(found: Audit, rounds: int) -> Markup | None:
     """Return a paragraph if the run was resumed after the audit; ``rounds`` counts its rounds."""
-    if found.trained_rounds == rounds:
+    if found.trained_rounds in (None, rounds):
         return None
     return tag(
         "p",

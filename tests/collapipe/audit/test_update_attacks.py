@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import federated
 import pytest
 import torch
+from huggingface import ONE_OF_EACH, VOCABULARY, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +16,15 @@ from collapipe.audit import update_attacks
 from collapipe.audit.attack import _hidden
 from collapipe.audit.material import Material
 from collapipe.audit.result import UpdateRecovery
-from collapipe.audit.update_attacks import Attacked, arrived, update_of, update_recoveries
+from collapipe.audit.update_attacks import (
+    Attacked,
+    _token_table,
+    arrived,
+    update_of,
+    update_recoveries,
+)
 from collapipe.config import load_overrides
+from collapipe.models.split import ModelSpec, SplitModel
 
 LABELLED = (
     *("task=classification", "data=synthetic", "decoder.mode=control_unit"),
@@ -139,6 +148,16 @@ def test_adapters_have_no_embedding_update_and_pipelines_no_update_at_all(tmp_pa
     attacked = Attacked.of(material.settings, material.model, 4)
     assert attacked.embedding is None
     assert not any(Attacked.of(load_overrides(["framework=pipeline"]), material.model, 4))
+
+
+@pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
+def test_the_attacked_embedding_is_that_of_the_tokens(name: str, head: str, tmp_path: Path) -> None:
+    """Tables of positions may have more rows than that of the tokens."""
+    spec = spec_of(tmp_path, name, head)
+    table = _token_table(SplitModel(cast(ModelSpec, spec), VOCABULARY))
+    assert table is not None
+    tokens = ("word_embeddings", "wte", "embed_tokens", "shared", "tok_embeddings")
+    assert spec.names.to_original(table).split(".")[-2] in tokens
 
 
 @given(
