@@ -31,20 +31,15 @@ def usable(sent: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
     return known
 
 
-def in_conflict(refusals: Mapping[int, Collection[int]]) -> set[int]:
+def in_conflict(refusals: Mapping[int, Collection[int]], needed: int) -> set[int]:
     """Return units without which no unit ``refused`` the keys of another one.
 
-    These are the units in most refusals: a unit that refuses everybody excludes itself, and the
-    peers of a stranger exclude the stranger. Of two units alone, the one that refuses is excluded.
+    A unit is excluded if at least ``needed`` units refuse it, as many as a sum needs: fewer
+    dishonest ones cannot choose the others in their sum. Other units that refuse exclude themselves.
     """
-    pairs = {(unit, other) for unit, refused in refusals.items() for other in refused}
-    excluded = set[int]()
-    while pairs:
-        counts = Counter(itertools.chain.from_iterable(pairs))
-        worst = max(counts, key=lambda unit: (counts[unit], bool(refusals.get(unit)), unit))
-        excluded.add(worst)
-        pairs = {pair for pair in pairs if worst not in pair}
-    return excluded
+    counts = Counter(itertools.chain.from_iterable(refusals.values()))
+    strangers = {unit for unit, count in counts.items() if count >= needed}
+    return strangers | {unit for unit, refused in refusals.items() if {*refused} - strangers}
 
 
 def relayed(sent: Mapping[int, SharesReply]) -> dict[int, MaskRequest]:

@@ -93,14 +93,13 @@ class SecureSum:
     def _open(self) -> None:
         roster = self._roster(self.planned)
         replies = self._shares(roster)
-        refusals = {u: roster.keys.keys() & each.refused for u, each in replies.items()}
-        if excluded := in_conflict(refusals):
-            for unit in excluded:
-                self.failures[unit] = Failure("WireError", self._conflict(unit, refusals))
+        if excluded := self._in_conflict(roster, replies):
             roster = self._roster([unit for unit in replies if unit not in excluded])
             replies = self._shares(roster)
+            self._in_conflict(roster, replies)
         self._session = Session(roster, self.settings.privacy.threshold)
-        self._shared = {u: each for u, each in replies.items() if self._for_all(each)}
+        sent = {u: each for u, each in replies.items() if u not in self.failures}
+        self._shared = {u: each for u, each in sent.items() if self._for_all(each)}
         self._check_enough(self._shared, "shared their keys")
         requests = relayed(self._shared)
         self.requests = {unit: records.pack(each) for unit, each in requests.items()}
@@ -123,10 +122,20 @@ class SecureSum:
         contents = dict.fromkeys(roster.keys, records.pack(roster))
         return self._ask(questions.mask_shares(len(contents)), contents)
 
+    def _in_conflict(self, roster: Roster, replies: Mapping[int, SharesReply]) -> set[int]:
+        """Return the units that refuse others' keys, or whose keys others refuse, and record their
+        failures."""
+        refusals = {u: roster.keys.keys() & each.refused for u, each in replies.items()}
+        excluded = in_conflict(refusals, self._need)
+        for unit in excluded:
+            self.failures[unit] = Failure("WireError", self._conflict(unit, refusals))
+        return excluded
+
     def _conflict(self, unit: int, refusals: Mapping[int, Collection[int]]) -> str:
         """Describe whose keys ``unit`` refuses, or who refuses its own."""
         called = self.units.places.called
-        if by := [called(each) for each, others in refusals.items() if unit in others]:
+        by = [called(each) for each, others in refusals.items() if unit in others]
+        if len(by) >= self._need or not refusals[unit]:
             return f"is not listed in privacy.peers of the owners' files of {few_of(by, ', ')}"
         own = few_of(map(called, sorted(refusals[unit])), ", ")
         return f"its owner's file does not list {own} in privacy.peers"

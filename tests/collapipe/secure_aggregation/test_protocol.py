@@ -214,16 +214,17 @@ def test_weak_keys_and_copied_keys_are_left_out(which: str) -> None:
     ("refusals", "excluded"),
     [
         ({0: set(), 1: set()}, set()),
-        ({0: {2}, 1: {2}}, {2}),  # a stranger to both
-        ({0: {1, 2, 3}, 2: {3}, 1: {3}}, {0, 3}),
-        ({1: {0, 2, 3}}, {1}),
-        ({0: {1}, 2: {2}}, {0, 2}),  # of two, the one that refuses; a unit that refuses itself
+        ({0: {4}, 1: {4}, 2: {4}}, {4}),
+        ({0: {4}, 1: {4}}, {0, 1}),  # too few: they would choose whom they are summed with
+        ({0: {3, 4}, 1: {4}, 2: {4}}, {0, 4}),
+        ({0: {4}, 1: {4}, 2: {4}, 4: {0}}, {4}),
+        ({1: {0, 2, 3}, 2: {2}}, {1, 2}),
     ],
 )
-def test_the_units_in_most_refusals_are_excluded(
+def test_a_unit_is_excluded_if_as_many_as_a_sum_needs_refuse_it_or_it_refuses_another(
     refusals: dict[int, set[int]], excluded: set[int]
 ) -> None:
-    assert in_conflict(refusals) == excluded
+    assert in_conflict(refusals, needed=3) == excluded
 
 
 def test_reprs_show_no_secret() -> None:
