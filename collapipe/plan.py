@@ -262,7 +262,7 @@ class Certificate:
     objective: Finite
     lower_bound: Finite
     solver: str
-    solve_time_s: float = field(compare=False)
+    solve_time_s: Amount = field(compare=False)
     witness: Witness = field(default=(), compare=False)
 
     @property

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 
@@ -134,9 +133,11 @@ def plan_round(
 
 
 def _check_sizes(**sizes: int) -> None:
-    """Raise ``ConfigError`` unless all are whole numbers from 1 on."""
+    """Raise ``ConfigError`` unless all are Python's whole numbers from 1 on, or numpy's signed
+    ones."""
     for name, size in sizes.items():
-        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
+        whole = isinstance(size, int | np.signedinteger) and not isinstance(size, bool)
+        if not whole or size < 1:
             raise ConfigError(f"{name}={size}: must be a whole number from 1 on")
 
 

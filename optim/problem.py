@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
-from numbers import Real
+from numbers import Integral, Real
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -60,9 +60,13 @@ class ClusterProblem:
 
     def __post_init__(self) -> None:
         check_choice("latency", self.latency, LATENCIES)
-        for name in ("num_blocks", "batch_size", "max_micro_batches", "min_micro_batches"):
-            if (size := getattr(self, name)) < 1:
-                raise ConfigError(f"{name}={size}: must be at least 1")
+        for name in ("num_blocks", "batch_size"):
+            size = getattr(self, name)
+            if not isinstance(size, Integral) or size < 1:
+                raise ConfigError(f"{name}={size}: must be a whole number from 1 on")
+        least, most = self.min_micro_batches, self.max_micro_batches
+        if not 1 <= least <= most:
+            raise ConfigError(f"micro-batches from {least} to {most}: must be from 1 on, ascending")
         if not self.activation_s or not all(a <= b for a, b in pairwise((0.0, *self.activation_s))):
             raise ConfigError(f"activation_s={self.activation_s}: must be ascending, from 0 on")
 

@@ -61,8 +61,6 @@ def _picture(file: Path | None) -> Path | None:
         raise ConfigError(f"--plot {file}: there is no folder {file.parent}; make it first")
     if file.is_dir():
         raise ConfigError(f"--plot {file}: is a folder; name a file")
-    if file.exists():
-        print(printable(f"note: replaces --plot {file}"), file=sys.stderr)
     return file
 
 

@@ -17,7 +17,6 @@ from collapipe.models.huggingface.assembly import assembled, is_of_transformers
 from collapipe.models.huggingface.families import CLASSES
 from collapipe.models.lora import kept_as, merge_adapters
 from collapipe.models.split import ModelSpec
-from collapipe.process.files import new_folder
 from collapipe.runs.model import load_trained
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.vocabulary import Vocabulary
@@ -64,6 +63,20 @@ def _writing(folder: Path) -> Iterator[None]:
         raise ConfigError(
             f"{folder}: cannot be written ({one_line(error)}); make room or name another folder"
         ) from error
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[None]:
+    """Remove the files in a new or empty folder if the context ends with an error."""
+    existed = folder.exists()
+    try:
+        yield
+    except BaseException:
+        for file in [*folder.glob("*")]:
+            file.unlink()
+        if not existed and folder.exists():
+            folder.rmdir()
+        raise
 
 
 def export_tokenizer(tokenizer: Tokenizer, head: str, max_length: int, folder: Path) -> None:
@@ -120,13 +133,13 @@ def export_run(
         )
     load = f'transformers.{CLASSES[str(spec.head)][0]}.from_pretrained("{{}}")'.format
     how = load(folder)
-    with _writing(folder), new_folder(folder, mode=0o777) as partial, trained.fitting():
+    with _writing(folder), _whole(folder), trained.fitting():
         if adapter:
-            base = write_adapter(spec, vocabulary, weights, partial)
+            base = write_adapter(spec, vocabulary, weights, folder)
             how = f'peft.PeftModel.from_pretrained({load(base.name)}, "{folder}")'
         else:
-            export(spec, vocabulary, tokenizer.labels, weights, partial)
+            export(spec, vocabulary, tokenizer.labels, weights, folder)
             if (kept := kept_as(spec)) is not None:
                 print(f"frozen weights, kept in {kept}, are written wide, with the adapters merged")
-        export_tokenizer(tokenizer, str(spec.head), task.max_length, partial)
+        export_tokenizer(tokenizer, str(spec.head), task.max_length, folder)
     print(f"{folder}: load it with {how}")

@@ -145,9 +145,9 @@ def _devices(run: reading.Run, last: RoundReport) -> list[Line]:
 
 def _checkpoint(folder: Path, now_s: float) -> list[Line]:
     round_ = reading.latest_checkpoint(folder)
-    written_s = reading.modified_s(folder / "checkpoints" / "latest")
-    if round_ is None or not written_s:
+    if round_ is None:
         return []
+    written_s = reading.modified_s(folder / "checkpoints" / f"{round_:06}")
     return [("checkpoint", f"of round {round_}, {_ago(now_s - written_s)}")]
 
 

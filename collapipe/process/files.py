@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,25 +88,21 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path, mode: int = 0o700) -> Iterator[Path]:
-    """Yield a temporary folder; it gets the name ``folder`` when the context ends.
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder with mode 700; it gets the name ``folder`` when the context ends.
 
-    Its mode is ``mode`` within the umask. It is removed after an error. Raises ``ConfigError`` if
-    ``folder`` is a file or a folder that is not empty.
+    The temporary folder is removed after an error. Raises ``ConfigError`` if ``folder`` is a file
+    or a folder that is not empty.
     """
-    target = folder.resolve()
     with _storage_errors(folder):
-        if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise FileExistsError(errno.EEXIST, "exists and is no empty folder")
-        nearest = next(each for each in target.parents if each.exists())
-        # no name of a partial file: a run that begins in this folder removes those
-        partial = nearest / f".{target.name}.{token_hex(4)}.new"
-        partial.mkdir(mode)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield partial
         with _storage_errors(folder):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial.rename(target)
+            partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from stat import S_IMODE
 
 from collapipe.errors import ConfigError, printable
 from collapipe.formatting import counted, seconds
@@ -59,14 +60,16 @@ def _write(file: Path, page: str) -> None:
             raise ConfigError(f"{file}: is a link; choose another --output")
         if file.exists() and not file.is_file() and not file.is_dir():
             raise ConfigError(f"{file}: is no file; choose another --output")
+        mode = 0o666
         if file.exists():
+            mode = S_IMODE(file.stat().st_mode)
             with file.open(encoding="utf-8", errors="replace") as old:
                 if html.GENERATOR not in old.read(_HEAD):
                     raise ConfigError(
                         f"{file}: exists and is not a report; choose another --output"
                     )
         # Texts of a run may have lone surrogates, which cannot be encoded.
-        with replacing(file) as partial:
+        with replacing(file, mode) as partial:
             partial.write_bytes(page.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written ({error.strerror})") from error

@@ -35,7 +35,7 @@ def in_conflict(refusals: Mapping[int, Collection[int]], needed: int) -> set[int
     """Return units without which no unit ``refused`` the keys of another one.
 
     A unit is excluded if at least ``needed`` units refuse it, as many as a sum needs: fewer
-    dishonest ones cannot choose the others in their sum. Other units that refuse exclude themselves.
+    dishonest ones cannot choose the others in their sum. Other units that refuse are excluded.
     """
     counts = Counter(itertools.chain.from_iterable(refusals.values()))
     strangers = {unit for unit, count in counts.items() if count >= needed}

@@ -216,6 +216,10 @@ def test_a_run_is_trained_predicts_and_is_exported(
     predicted = capsys.readouterr().out.rstrip("\n")
     with full_disk(), pytest.raises(ConfigError, match="make room or name another folder"):
         export_run(run_dir, out, ())
+    assert not out.exists()
+    out.mkdir(mode=0o700)
+    with full_disk(), pytest.raises(ConfigError, match="make room or name another folder"):
+        export_run(run_dir, out, ())
     export_run(run_dir, out, ())
     words = transformers.AutoTokenizer.from_pretrained(out)
     how = capsys.readouterr().out.rpartition("load it with ")[2]
@@ -227,6 +231,7 @@ def test_a_run_is_trained_predicts_and_is_exported(
     settings = config.load_overrides(at_home)
     train(grid_of(settings), settings)
     assert_same_bits(weights(run_dir), weights(tmp_path / "home"))
+    assert out.stat().st_mode & 0o777 == 0o700
     names = load_file(out / "model.safetensors").keys()
     assert "model.encoder.layers.3.fc1.weight" in names
     with pytest.raises(ConfigError, match="not empty"):

@@ -108,6 +108,9 @@ def test_a_page_that_cannot_be_written_keeps_the_previous_one(run: Path, command
     assert command("report", run)[0] == 0
     files = sorted(run.iterdir())
     before = (run / "report.html").read_bytes()
+    (run / "report.html").chmod(0o600)
+    assert command("report", run)[0] == 0
+    assert (run / "report.html").stat().st_mode & 0o777 == 0o600
     with full_disk():
         status, _, err = command("report", run)
     assert (status, (run / "report.html").read_bytes()) == (2, before)

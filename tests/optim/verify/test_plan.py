@@ -135,13 +135,15 @@ def test_limits_of_replicas_are_checked_on_every_present_device() -> None:
 
 
 @pytest.mark.parametrize("figure", [math.nan, math.inf, -1.0])
-@pytest.mark.parametrize("name", ["queues", "idle_queues", "error_queues", "latency_s", "finish_s"])
+@pytest.mark.parametrize(
+    "name", ["queues", "idle_queues", "error_queues", "latency_s", "upload_s", "finish_s"]
+)
 def test_impossible_figures_of_a_plan_are_refused(name: str, figure: float) -> None:
     changed = RoundPlan(1, (SOUND,))
     if name == "latency_s":
         changed = replace(changed, clusters=(replace(SOUND, latency_s=figure),))
-    elif name == "finish_s":
-        uplink = UplinkPlan(0, 0.1, 1.0, figure)
+    elif name in ("upload_s", "finish_s"):
+        uplink = replace(UplinkPlan(0, 0.1, 1.0, 1.0), **{name: figure})
         changed = replace(changed, clusters=(replace(SOUND, uplink=uplink),))
     else:
         changed = replace(changed, **{name: (0.0, figure)})

@@ -19,7 +19,7 @@ from step_laws import law_of, stages_of
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.plan import RoundPlan
+from collapipe.plan import Certificate, RoundPlan
 from collapipe.report import BENCHMARKED, ClusterReport, RoundingErrors, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import (
@@ -153,6 +153,10 @@ def test_a_plan_may_contain_numpy_numbers(tmp_path: Path, monkeypatch: pytest.Mo
         (lambda plan: replace(plan, queues=(math.nan,) * 4), "queues[0]: must be a finite number"),
         (lambda plan: replace(plan, queues=(-1.0,) * 4), "queues[0]: must be at least 0"),
         (lambda plan: of_first(plan, latency_s=math.nan), "clusters[0].latency_s: must be"),
+        (
+            lambda plan: replace(plan, certificate=Certificate(1.0, 1.0, "own", math.inf)),
+            "certificate.solve_time_s: must be a finite number",
+        ),
         (lambda plan: replace(plan, certificate={}), "certificate.objective: is missing"),
         (lambda plan: of_first(plan, unit=object()), "no attribute 'item'"),
         (lambda plan: of_first(plan, latency_s="soon"), "clusters[0].latency_s: must be a number"),

@@ -547,7 +547,7 @@ def test_a_name_cannot_break_the_chart(command: Command, tmp_path: Path) -> None
 def test_replacing_a_chart_is_said(command: Command, tmp_path: Path) -> None:
     (chart := tmp_path / "chart.svg").write_text("another picture")
     status, _, err = command(written(tmp_path, INVENTORY), "--plot", chart)
-    assert (status, err) == (0, f"note: replaces --plot {chart}\n")
+    assert (status, err) == (0, f"note: {chart} was replaced\n")
     assert "<svg" in chart.read_text()
 
 
