@@ -60,10 +60,10 @@ class ClusterProblem:
 
     def __post_init__(self) -> None:
         check_choice("latency", self.latency, LATENCIES)
-        for name in ("num_blocks", "batch_size"):
-            size = getattr(self, name)
-            if not isinstance(size, Integral) or size < 1:
-                raise ConfigError(f"{name}={size}: must be a whole number from 1 on")
+        if not isinstance(self.num_blocks, Integral) or self.num_blocks < 1:
+            raise ConfigError(f"num_blocks={self.num_blocks}: must be a whole number from 1 on")
+        if not 1 <= self.batch_size < math.inf:
+            raise ConfigError(f"batch_size={self.batch_size}: must be from 1 on")
         least, most = self.min_micro_batches, self.max_micro_batches
         if not 1 <= least <= most:
             raise ConfigError(f"micro-batches from {least} to {most}: must be from 1 on, ascending")
