@@ -89,12 +89,12 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
             check_devices(settings)
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))
     folders = [folder / str(number) for number in range(len(jobs))]
-    if used := [*filter(holds_run, folders)]:
-        last = shlex.quote(str(used[-1]))
-        raise ConfigError(
-            f"hydra.sweep.dir={folder}: holds {counted(len(used), 'run')} already; choose another "
-            f"folder, or continue the last one: collapipe resume {last}"
-        )
+    if used := [each for each in folder.glob("*") if each.name.isdecimal() and holds_run(each)]:
+        way = "choose another folder"
+        if unended := [each for each in used if not (each / "summary.json").exists()]:
+            way += f", or continue the run: collapipe resume {shlex.quote(str(unended[0]))}"
+        runs = counted(len(used), "run")
+        raise ConfigError(f"hydra.sweep.dir={folder}: holds {runs} already; {way}")
     names = [
         shlex.join([each for each in job if any(each not in other for other in given)])
         for job in given

@@ -93,8 +93,9 @@ def _shares(memory: str, devices: int) -> list[str]:
 def _new_file(file: Path) -> Iterator[Path]:
     """Make an empty file, and remove it at the end. Raises ``ConfigError`` if it cannot be made."""
     try:
+        if not file.exists():
+            step_file(file).unlink(missing_ok=True)  # of devices that are gone
         file.touch(exist_ok=False)
-        step_file(file).unlink(missing_ok=True)  # of devices that are gone
     except OSError as error:
         raise ConfigError(
             f"--inventory {file}: cannot be made ({error.strerror}); name another file"

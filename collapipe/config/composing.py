@@ -3,6 +3,7 @@
 import functools
 import math
 import pickle
+import re
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
@@ -241,10 +242,20 @@ def known_names(options: Mapping[str, Any]) -> frozenset[str]:
 def check_name(name: str, known: AbstractSet[str]) -> None:
     """Raise ``ConfigError`` for an option that is not ``known``."""
     if name not in known:
+        group, _, option = name.partition(".")
+        if group in GROUPS and (choices := _choices_with(group, option)):
+            raise ConfigError(f"unknown option {name}: add {' or '.join(choices)}, which have it")
         plugins = [each.removesuffix("_target_") for each in known if each.endswith("._target_")]
         own = f"; an option of your own class is added: +{name}=…"
         adding = own if name.startswith(tuple(plugins)) else ""
         raise ConfigError(f"unknown option {name}{nearest(name, sorted(known))}{adding}")
+
+
+def _choices_with(group: str, option: str) -> list[str]:
+    """Return the choices of a group, such as ``cluster=devices``, whose files have an option."""
+    files = sorted((CONF / group).glob("*.yaml"))
+    line = re.compile(rf"^{re.escape(option)}:", re.MULTILINE)
+    return [f"{group}={file.stem}" for file in files if line.search(file.read_text("utf-8"))]
 
 
 def names_in(node: Any, prefix: str = "") -> list[str]:

@@ -90,6 +90,13 @@ def write_trace(trace: Trace, file: Path) -> None:
     write_new(file, json.dumps(tree).encode(), PUBLIC)
 
 
+def _on_server(run: Run, cluster: ClusterPlan) -> bool:
+    """Whether the server trains the cluster's head, over the decoder link."""
+    chosen = cluster.uplink.head if cluster.uplink else None
+    mode = run.option("decoder.mode")
+    return chosen == "server" if chosen else mode != "control_unit"
+
+
 def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]:
     first, request = 1, next(read_requests(run, line.round), None)
     for cluster in line.plan.clusters:
@@ -101,6 +108,8 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
         for process, device in enumerate(traced, first):
             own = device.stage == "segment"
             called = device.name if own else f"{device.name}, {device.stage}"
+            if device.stage == "head" and _on_server(run, cluster):
+                called = "head on the server"
             yield from _named(process, f"{run.called(cluster.unit)}, {called}")
             number = numbers[process - first]
             for step, rows in enumerate(_tables(cluster.schedule, device, number, last)):

@@ -141,14 +141,16 @@ class Scheduler:
         ``stop``.
         """
         request, environment = self._request(state, round_)
-        skipped = None
+        skipped, source = None, f"strategy: {type(self._planner).__qualname__}.plan_round"
         try:
             plan = self._planner.plan_round(request, self._generator("plan", round_))
         except InfeasibleRoundError as error:
             if self._settings.federation.on_infeasible == "stop":
                 raise InfeasibleRoundError(f"round {round_}: {error}") from error
             plan, skipped = RoundPlan(round_, (), queues=error.queues), str(error)
-        plan = _plain(plan, f"strategy: {type(self._planner).__qualname__}.plan_round")
+        except ConfigError as error:  # of an impossible part of a plan
+            raise ConfigError(f"{source}: {error}") from error
+        plan = _plain(plan, source)
         verify_plan(plan, request)
         self._check_chosen(plan)
         self._advise(plan, request)

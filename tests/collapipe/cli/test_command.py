@@ -355,13 +355,13 @@ def test_a_sweep_continues_after_a_failed_job(command: Command, tmp_path: Path) 
     rows = {line.split()[0]: line for line in out.splitlines() if "optimizer.lr=" in line}
     assert "failed" in rows["0"] and "completed" in rows["1"]
     assert f"report: collapipe report {tmp_path / '1'}\n" in out  # job 0 has no measurements
-    (tmp_path / "0" / "checkpoints").mkdir()
+    (tmp_path / "7" / "checkpoints").mkdir(parents=True)  # of a larger sweep that was killed
     before = sorted(tmp_path.rglob("*"))
     status, out, err = command(
         "run", "-m", *TINY, *ALONE, "seed=1,2", f"hydra.sweep.dir={tmp_path}"
     )
     assert (status, out) == (2, "") and f"hydra.sweep.dir={tmp_path}: holds 2 runs already" in err
-    assert err.endswith(f"collapipe resume {tmp_path / '1'}\n")
+    assert err.endswith(f"collapipe resume {tmp_path / '7'}\n")
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -92,6 +92,14 @@ def test_an_invalid_memory_option_starts_no_device(command: Command, memory: str
     assert "--memory" in errors
 
 
+def test_an_inventory_that_cannot_be_made_leaves_no_file(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "boxes.yaml.step.json").mkdir()
+    file = tmp_path / "boxes.yaml"
+    status, _, err = command("up", "--inventory", file, "--", "plan")
+    assert (status, file.exists()) == (2, False)
+    assert f"--inventory {file}: cannot be made (Is a directory)" in err
+
+
 def test_a_mistyped_command_starts_no_device(command: Command) -> None:
     status, _, errors = command("up", "--", "runn", "federation.rounds=1")
     assert status == 2

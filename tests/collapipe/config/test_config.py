@@ -120,6 +120,10 @@ def test_overrides_that_hydra_refuses_are_one_line_errors(bad: str) -> None:
         (["hydra.searchpath=[pkg://os]"], r"^unknown option hydra\.searchpath"),
         (["hydra.run.dir="], r"^hydra\.run\.dir=: must name a folder"),
         (["hydra.verbose=true"], r"^unknown option hydra\.verbose"),
+        (
+            ["cluster.file=mine.yaml"],
+            r"^unknown option cluster\.file: add cluster=devices or cluster=file, which have it$",
+        ),
     ],
 )
 def test_invalid_trees_are_one_line_errors(overrides: list[str], message: str) -> None:

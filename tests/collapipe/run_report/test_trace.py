@@ -1,6 +1,7 @@
 """A trace shows when sending ends; the step of median length is drawn."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,18 +9,21 @@ from made_run import made_lines
 from pydantic import TypeAdapter
 
 from collapipe.errors import ConfigError
-from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, UplinkPlan
 from collapipe.report import DeviceTrace, RoundTraces
 from collapipe.run_report.trace import (
     SEND,
     SEND_BACK,
     Event,
+    _events,
     _measured,
     _stage_numbers,
     _tables,
     _typical_step,
     read_trace,
 )
+from collapipe.runs.reading import read_run
+from collapipe.state import HeadPlace
 
 LENGTHS = (9.0, 0.3, 2.0, 0.2)  # seconds of each step
 
@@ -114,6 +118,31 @@ def test_devices_that_share_a_segment_are_one_stage() -> None:
     hops = {each["id"].rsplit(" ", 2)[0] for each in events if each["ph"] == "s"}
     pairs = {(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)}
     assert hops == {f"{a} {b}" for pair in pairs for a, b in (pair, pair[::-1])}
+
+
+@pytest.mark.parametrize(
+    ("mode", "chosen", "expected"),
+    [
+        ("per_cluster", None, "unit 0, head on the server"),
+        ("control_unit", None, "unit 0, here, head"),
+        ("auto", "control_unit", "unit 0, here, head"),
+        ("auto", "server", "unit 0, head on the server"),
+    ],
+)
+def test_a_head_on_the_server_is_named(
+    run: Path, mode: str, chosen: HeadPlace | None, expected: str
+) -> None:
+    read = read_run(run)
+    read = replace(read, tree={**read.tree, "decoder": {"mode": mode}})
+    line = read.rounds[-1]
+    uplink = UplinkPlan(0, 0.1, 1.0, 1.0, head=chosen)
+    plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 2)),), 1, "gpipe", uplink=uplink)
+    stages = (stage_of("here", (0.1, 0.1, 0.2, 0.2), (0.3, 0.3, 0.4, 0.4), stage="head"),)
+    traces = RoundTraces(line.round, {0: stages})
+    line = replace(line, plan=replace(line.plan, clusters=(plan,)))
+    events = _events(read, line, traces)
+    named = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert named == {expected}
 
 
 def test_each_unit_has_its_own_step_of_median_length(slices: list[Event]) -> None:

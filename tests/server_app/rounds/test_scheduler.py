@@ -19,7 +19,7 @@ from step_laws import law_of, stages_of
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.plan import Certificate, RoundPlan
+from collapipe.plan import Certificate, RoundPlan, Span
 from collapipe.report import BENCHMARKED, ClusterReport, RoundingErrors, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import (
@@ -150,6 +150,7 @@ def test_a_plan_may_contain_numpy_numbers(tmp_path: Path, monkeypatch: pytest.Mo
     ("change", "message"),
     [
         (lambda plan: [plan], "returned list, expected RoundPlan"),
+        (lambda plan: Span(0, -8), ": a span of -8 blocks from block 0 is impossible"),
         (lambda plan: replace(plan, queues=(math.nan,) * 4), "queues[0]: must be a finite number"),
         (lambda plan: replace(plan, queues=(-1.0,) * 4), "queues[0]: must be at least 0"),
         (lambda plan: of_first(plan, latency_s=math.nan), "clusters[0].latency_s: must be"),
