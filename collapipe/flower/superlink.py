@@ -25,6 +25,9 @@ from collapipe.flower.reply_limit import MOST_PARTS
 from collapipe.process.children import end_with_parent
 
 Guard = Callable[[ASGIApp], ASGIApp]
+# After the parent has ended: open requests would delay the end, and a server that was restarted
+# meanwhile would start runs for both.
+_END_S = 3.0
 _SUPEREXEC = "collapipe.flower.superexec"
 _MOST_LEVELS = 16  # levels in the tree of a message's parts; Flower's messages have 5
 _HEAD_S = 60.0  # time from a connection, or a request's first bytes, to the end of its head
@@ -36,7 +39,7 @@ def run(guard: Guard | None = None) -> None:
     A ``guard`` gets Flower's application, and returns the one that answers requests. With a guard,
     the SuperLink also listens on IPv6, and limits trees of messages' parts.
     """
-    end_with_parent(int(sys.argv.pop(1)))
+    end_with_parent(int(sys.argv.pop(1)), within_s=_END_S)
     _start_own_superexec()
     if guard is not None:
         uvicorn.run = partial(_run_guarded, uvicorn.run, guard)

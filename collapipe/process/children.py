@@ -52,8 +52,9 @@ def ending(processes: Collection[subprocess.Popen[Any]], wait_s: float) -> Itera
                 process.wait()
 
 
-def end_with_parent(parent: int) -> None:
-    """Send this process SIGTERM once its ``parent`` process has ended for any reason."""
+def end_with_parent(parent: int, within_s: float | None = None) -> None:
+    """Send this process SIGTERM once its ``parent`` process has ended for any reason, and SIGKILL
+    if it still runs ``within_s`` later."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -61,5 +62,8 @@ def end_with_parent(parent: int) -> None:
         main = threading.main_thread().ident
         assert main is not None
         signal.pthread_kill(main, signal.SIGTERM)  # also interrupts waiting calls
+        if within_s is not None:
+            time.sleep(within_s)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True, name="parent").start()

@@ -19,7 +19,7 @@ def tree(number: int, *children: ObjectTree) -> ObjectTree:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> InMemoryObjectStore:
     """The object store as our SuperLink patches it."""
-    monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
+    monkeypatch.setattr(superlink, "end_with_parent", lambda parent, within_s: None)
     monkeypatch.setattr(superlink, "_start_own_superexec", lambda: None)
     monkeypatch.setattr(superlink, "flower_superlink", lambda: None)
     monkeypatch.setattr(superlink.sys, "argv", ["superlink", "1"])

@@ -30,6 +30,18 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
     child.wait(20)  # raises TimeoutExpired if the child still runs
 
 
+def test_a_child_that_ignores_sigterm_is_killed_after_its_parent() -> None:
+    code = PARENT.replace(
+        "import os, sys, time;",
+        "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);",
+    ).replace("getppid()", "getppid(), 0.1")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    child.wait(20)
+
+
 @pytest.mark.parametrize(
     ("given", "url", "direct"),
     [
