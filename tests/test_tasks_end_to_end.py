@@ -10,6 +10,7 @@ from federated import grid_of, train
 
 from collapipe import config
 from collapipe.cli.predict import evaluate_file, predict_texts
+from collapipe.errors import ConfigError
 
 ENCODER = (
     "model.family=bert",
@@ -114,6 +115,9 @@ def test_ner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(found["probability"]) == len(found["probabilities"]) == 2
     assert all(sum(each.values()) == pytest.approx(1, abs=1e-5) for each in found["probabilities"])
     assert evaluated(tmp_path, capsys) == summary(tmp_path)
+    (file := tmp_path / "other.jsonl").write_text('{"tokens": ["Ana"], "ner_tags": ["B-XXX"]}\n')
+    with pytest.raises(ConfigError, match=rf"^{file}: .*row 1"):
+        evaluate_file(tmp_path, file, (), None, as_json=True)
 
 
 @pytest.mark.thorough

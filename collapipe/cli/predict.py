@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 
 from collapipe.config import Settings
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, faults_of
 from collapipe.process.torch_device import moved, torch_device
 from collapipe.runs.model import Trained, load_model, load_trained
 from collapipe.tasks.evaluation import Prediction, Predictor
@@ -118,7 +118,8 @@ def evaluate_file(
     model = moved(model, _device(settings, device))
     task, names = settings.task, columns_of(settings.data, settings.task.columns)
     rows = standard(read_file(file, "--file", names.values()), names, str(file))
-    found = Evaluator(task, rows, tokenizer).evaluate(model)
+    with faults_of(file):
+        found = Evaluator(task, rows, tokenizer).evaluate(model)
     score = found.score
     if as_json:
         values = {score.name: score.value, **score.extra_metrics}
