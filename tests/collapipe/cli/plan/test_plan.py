@@ -104,6 +104,8 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
         (INVENTORY.replace("4.0e11", "true"), "flops_per_s=true: must be a number"),
         (INVENTORY.replace("4.0e11", "[4.0e11]"), "flops_per_s: must be a number, not a list"),
         (INVENTORY.replace("max_blocks: 6", "max_blocks: 6.5"), "max_blocks=6.5: must be a whole "),
+        (INVENTORY.replace("max_blocks: 6", "max_blocks: 6\n        address: 10.0.0.5"),
+         ".devices[0].address=10.0.0.5: must be HOST:PORT, such as"),
         (INVENTORY.replace("jetson", "pi-1"), ":17: clusters[0].devices[1].name=pi-1: devices[0] "),
         (NO_DEVICES, "clusters[0].devices: "),
         (INVENTORY.replace("8.0e9", "2.0e8"), ":12: clusters[0]: the devices hold at most 7 of 12 "
