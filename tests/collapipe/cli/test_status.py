@@ -194,8 +194,7 @@ def test_control_characters_in_a_run_folder_are_not_printed(
     assert not {*unprintable} & {*out} - {*"[31m"}
 
 
-@pytest.mark.parametrize("name", ["²", "latest", "/etc"])
-def test_a_link_with_an_unexpected_target_is_not_a_checkpoint(run: Path, name: str) -> None:
-    (run / "checkpoints" / "²").mkdir(parents=True)
-    (run / "checkpoints" / "latest").symlink_to(name)
+@pytest.mark.parametrize("name", ["²", "1²", "2 copy", "latest"])
+def test_a_folder_with_an_unexpected_name_is_not_a_checkpoint(run: Path, name: str) -> None:
+    (run / "checkpoints" / name).mkdir(parents=True)
     assert "checkpoint" not in status_of(run)

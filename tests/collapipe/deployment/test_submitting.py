@@ -20,8 +20,7 @@ def test_a_stopped_run_names_the_resume_command_only_with_a_checkpoint(
         monkeypatch.setattr(submitting, name, double)
     monkeypatch.setattr(submitting, "_opening", lambda server: "")
     if begun:
-        (tmp_path / "checkpoints").mkdir()
-        (tmp_path / "checkpoints" / "latest").symlink_to("5")
+        (tmp_path / "checkpoints" / "000005").mkdir(parents=True)
     settings = SimpleNamespace(
         runtime=SimpleNamespace(federation=tmp_path), run_dir=tmp_path, text=""
     )
