@@ -311,6 +311,30 @@ def test_units_that_refuse_keys_exclude_themselves_unless_a_sum_could_consist_of
     assert sorted(asked) == ([0, 1, 2] if refused == (99,) else [0, 0, 1, 2, 2])
 
 
+def test_units_that_refuse_keys_in_the_second_attempt_are_named(tmp_path: Path) -> None:
+    """There is no third attempt, so the round is skipped."""
+    refused = iter([(1, (0,)), (0, (2,))])  # unit and the units that it refuses, by attempt
+    now = next(refused)
+
+    def refusing(message: Message, context: Context) -> Message:
+        nonlocal now
+        reply, unit = client_app(message, context), int(context.node_config["partition-id"])
+        if message.metadata.message_type == records.MASK_SHARES and unit == now[0]:
+            reply.content = records.pack(SharesReply(unit, {}, {}, now[1]))
+            now = next(refused, (9, ()))
+        return reply
+
+    with pytest.raises(RoundFailedError):
+        run(tmp_path / "run", *MASKED, client=refusing)  # type: ignore[arg-type]
+    (line,) = lines(tmp_path / "run")
+    file = "WireError: its owner's file does not list"
+    assert line["failures"] == {
+        "0": f"{file} unit 2 in privacy.peers",
+        "1": f"{file} unit 0 in privacy.peers",
+    }
+    assert line["units"] == [] and "shared their keys" in str(line["skipped"])
+
+
 def test_a_round_below_the_threshold_is_skipped_with_a_reason(tmp_path: Path) -> None:
     kinds = [records.MASK_KEYS, records.MASK_SHARES, records.TRAIN]
     kinds += [records.SURVIVORS, records.UNMASK]

@@ -89,7 +89,8 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
             check_devices(settings)
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))
     folders = [folder / str(number) for number in range(len(jobs))]
-    if used := [each for each in folder.glob("*") if each.name.isdecimal() and holds_run(each)]:
+    numbered = (each for each in folder.glob("*") if each.name.isdecimal())
+    if used := sorted(filter(holds_run, numbered), key=lambda each: int(each.name)):
         way = "choose another folder"
         if unended := [each for each in used if not (each / "summary.json").exists()]:
             way += f", or continue the run: collapipe resume {shlex.quote(str(unended[0]))}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import federated
 import pytest
@@ -11,6 +11,7 @@ import torch
 from huggingface import ONE_OF_EACH, VOCABULARY, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from collapipe.audit import update_attacks
 from collapipe.audit.attack import _hidden
@@ -158,6 +159,34 @@ def test_the_attacked_embedding_is_that_of_the_tokens(name: str, head: str, tmp_
     assert table is not None
     tokens = ("word_embeddings", "wte", "embed_tokens", "shared", "tok_embeddings")
     assert spec.names.to_original(table).split(".")[-2] in tokens
+
+
+def test_a_larger_table_of_positions_that_comes_first_is_not_attacked() -> None:
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions, self.tokens = nn.Embedding(99, 4), nn.Embedding(9, 4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            found: Tensor = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+            return found
+
+    model: Any = nn.ModuleDict({"embedding": Tables()})
+    model.embedding = model["embedding"]
+    assert _token_table(model) == "embedding.tokens.weight"
+    model.embedding.tokens.weight.requires_grad = False
+    assert _token_table(model) is None
+
+
+@pytest.mark.usefixtures("_few_rounds")
+def test_sizes_that_too_few_rows_make_equal_are_attacked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(update_attacks, "_ROWS", (50, 60, 70))
+    material = held(tmp_path)
+    conditions = [each.condition for each in recovered(material)]
+    assert {each.rows for each in conditions} == {40, material.settings.batch_size}
+    assert len({*conditions}) == len(conditions)
 
 
 @given(
