@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -313,15 +314,15 @@ def test_units_that_refuse_keys_exclude_themselves_unless_a_sum_could_consist_of
 
 def test_units_that_refuse_keys_in_the_second_attempt_are_named(tmp_path: Path) -> None:
     """There is no third attempt, so the round is skipped."""
-    refused = iter([(1, (0,)), (0, (2,))])  # unit and the units that it refuses, by attempt
-    now = next(refused)
+    refused = {(1, 1): (0,), (0, 2): (2,)}  # the unit and its attempt: units that it refuses
+    attempts = Counter[int]()
 
     def refusing(message: Message, context: Context) -> Message:
-        nonlocal now
         reply, unit = client_app(message, context), int(context.node_config["partition-id"])
-        if message.metadata.message_type == records.MASK_SHARES and unit == now[0]:
-            reply.content = records.pack(SharesReply(unit, {}, {}, now[1]))
-            now = next(refused, (9, ()))
+        if message.metadata.message_type == records.MASK_SHARES:
+            attempts[unit] += 1
+            if (others := refused.get((unit, attempts[unit]))) is not None:
+                reply.content = records.pack(SharesReply(unit, {}, {}, others))
         return reply
 
     with pytest.raises(RoundFailedError):
