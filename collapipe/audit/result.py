@@ -115,11 +115,10 @@ class Audit:
 
     ``version`` is the version of CollaPipe that audited; ``configuration`` is the run's.
     ``trained_rounds`` counts its rounds before the audit; None if an older version audited.
-    ``sent`` is the condition of activations
-    that units ``send``, or would send with heads on the server. ``targets`` and ``hidden`` are
-    sentences about the targets, and about what masks and noise hide from the server. ``updates`` is
-    empty if updates cannot be attacked. ``membership`` is None if training rows are only on their
-    owners' machines.
+    ``sent`` is the condition of activations that units ``send``, or would send with heads on the
+    server. ``targets`` and ``hidden`` are sentences about the targets, and about what masks and
+    noise hide from the server. ``updates`` is empty if updates cannot be attacked. ``membership``
+    is None if training rows are only on their owners' machines.
     """
 
     version: _Name

@@ -120,10 +120,10 @@ def update_recoveries(
 ) -> Iterator[list[UpdateRecovery]]:
     """Yield the recoveries from simulated updates of ``model``.
 
-    Rounds have ``NUM_SIZES`` sizes, from one step with few rows to the run's own round; a size that
-    too few rows make equal to an earlier one yields nothing. Small
+    Rounds have ``NUM_SIZES`` sizes, from one step with few rows to the run's own round. Small
     rounds are also attacked in each precision and with noise, and each round with the run's noise.
-    Empty if no weight that an attack uses trains and is sent.
+    Empty for a size that too few rows make equal to an earlier one, and if no weight that an attack
+    uses trains and is sent.
     """
     settings = held.settings
     attacked = Attacked.of(settings, model, held.tokenizer.vocabulary.num_labels)

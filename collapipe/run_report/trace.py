@@ -92,9 +92,9 @@ def write_trace(trace: Trace, file: Path) -> None:
 
 def _on_server(run: Run, cluster: ClusterPlan) -> bool:
     """Whether the server trains the cluster's head, over the decoder link."""
-    chosen = cluster.uplink.head if cluster.uplink else None
-    mode = run.option("decoder.mode")
-    return chosen == "server" if chosen else mode != "control_unit"
+    if chosen := cluster.uplink.head if cluster.uplink else None:
+        return chosen == "server"
+    return not run.option("framework.unsplit") and run.option("decoder.mode") != "control_unit"
 
 
 def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]:

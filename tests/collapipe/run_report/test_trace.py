@@ -121,19 +121,22 @@ def test_devices_that_share_a_segment_are_one_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "chosen", "expected"),
+    ("mode", "unsplit", "chosen", "expected"),
     [
-        ("per_cluster", None, "unit 0, head on the server"),
-        ("control_unit", None, "unit 0, here, head"),
-        ("auto", "control_unit", "unit 0, here, head"),
-        ("auto", "server", "unit 0, head on the server"),
+        ("per_cluster", False, None, "unit 0, head on the server"),
+        ("per_cluster", True, None, "unit 0, here, head"),
+        ("control_unit", False, None, "unit 0, here, head"),
+        ("auto", False, "control_unit", "unit 0, here, head"),
+        ("auto", False, "server", "unit 0, head on the server"),
     ],
 )
 def test_a_head_on_the_server_is_named(
-    run: Path, mode: str, chosen: HeadPlace | None, expected: str
+    run: Path, mode: str, unsplit: bool, chosen: HeadPlace | None, expected: str
 ) -> None:
     read = read_run(run)
-    read = replace(read, tree={**read.tree, "decoder": {"mode": mode}})
+    framework = {**read.tree["framework"], "unsplit": unsplit}
+    tree = {**read.tree, "decoder": {"mode": mode}, "framework": framework}
+    read = replace(read, tree=tree)
     line = read.rounds[-1]
     uplink = UplinkPlan(0, 0.1, 1.0, 1.0, head=chosen)
     plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 2)),), 1, "gpipe", uplink=uplink)
