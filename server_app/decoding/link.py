@@ -148,7 +148,6 @@ class DecoderLinkServer:
         with self._lock:
             claims = list(self._claims.values())
             self._sessions.clear()
-            self._claims.clear()
         for claim in claims:
             claim.context.cancel()
         for claim in claims:

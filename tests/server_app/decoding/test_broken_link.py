@@ -268,6 +268,22 @@ def test_streams_of_earlier_rounds_do_not_block_those_of_the_next_round() -> Non
         gc.enable()
 
 
+def test_closing_the_server_ends_open_streams_before_it_returns() -> None:
+    settings = replace(SETTINGS, reconnect_s=0.0)
+    with DecoderLinkServer(settings, 1) as server, wire_to(server) as wire:
+        session = decoder_session(0, 3, "task.max_length=5")
+        address = replace(server.open(session), address=wire.address)
+        with DecoderLink(address, 0, 3, settings, RowsRead("real")) as link:
+            link.begin(DropoutKey(0, 0, 4), batches()[:1], batches()[0].num_targets)
+            while not session.in_step:
+                time.sleep(0.01)
+            (claim,) = server._claims.values()
+            server.close()
+            assert claim.left.is_set() and not server._claims
+            with pytest.raises(LinkError, match="decoder link: "):
+                link.answer(0)
+
+
 @contextmanager
 def in_step(seconds: float) -> Iterator[tuple[DecoderLink, Wire]]:
     """A link in a step that waits for an activation; ``seconds`` is its limit for reconnecting."""
