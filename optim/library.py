@@ -12,7 +12,7 @@ from collapipe.plan import Certificate, RoundPlan, SegmentPlan
 from collapipe.state import Channel, ClusterState, DeviceProfile
 from optim.dssra import Dssra
 from optim.planner import Planner, RoundRequest
-from optim.problem import LATENCIES, ClusterProblem, Latency, Partition, check_choice
+from optim.problem import ClusterProblem, Latency, Partition
 from optim.solvers import cluster_solver
 from optim.step import in_flight
 from optim.verified import solve_verified, witnessed
@@ -66,7 +66,6 @@ def plan_cluster(
     )
     _check_once("devices", [each.name for each in devices])
     most = min(requested, batch_size)
-    check_choice("latency", latency, LATENCIES)
     kept = in_flight(schedule, len(devices))
     problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=kept)
     found = solve_verified(problem, cluster_solver(solver), np.random.default_rng(seed))

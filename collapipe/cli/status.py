@@ -144,11 +144,10 @@ def _devices(run: reading.Run, last: RoundReport) -> list[Line]:
 
 
 def _checkpoint(folder: Path, now_s: float) -> list[Line]:
-    round_ = reading.latest_checkpoint(folder)
-    if round_ is None:
+    if (checkpoint := reading.latest_checkpoint(folder)) is None:
         return []
-    written_s = reading.modified_s(folder / "checkpoints" / f"{round_:06}")
-    return [("checkpoint", f"of round {round_}, {_ago(now_s - written_s)}")]
+    age = _ago(now_s - reading.modified_s(checkpoint))
+    return [("checkpoint", f"of round {int(checkpoint.name)}, {age}")]
 
 
 def _ago(elapsed_s: float) -> str:

@@ -158,19 +158,20 @@ def latest_run(outputs: Path = Path("outputs")) -> Path:
     return max(last, key=last.__getitem__)
 
 
-def latest_checkpoint(run_dir: Path) -> int | None:
-    """Return the round of the last checkpoint; None if the run has no checkpoint."""
-    names = (path.name for path in (run_dir / "checkpoints").glob("[0-9]*"))
-    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+def latest_checkpoint(run_dir: Path) -> Path | None:
+    """Return the folder of the last checkpoint, named by its round; None without a checkpoint."""
+    found = (run_dir / "checkpoints").glob("[0-9]*")
+    named = (path for path in found if path.name.isascii() and path.name.isdigit())
+    return max(named, key=lambda path: int(path.name), default=None)
 
 
 def how_to_go_on(run_dir: Path, command: str | None = None) -> str:
     """Return what to do after a run that ended early: the ``command`` that resumes it, if it has a
     checkpoint."""
-    if (round_ := latest_checkpoint(run_dir)) is None:
+    if (checkpoint := latest_checkpoint(run_dir)) is None:
         return "it has no checkpoint (see federation.checkpoint_every): begin a new run"
     command = command or shlex.join(["collapipe", "resume", str(run_dir)])
-    return printable(f"go on after round {round_} with: {command}")
+    return printable(f"go on after round {int(checkpoint.name)} with: {command}")
 
 
 def modified_s(file: Path) -> float:

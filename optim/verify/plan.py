@@ -19,9 +19,9 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
     """Check participants, channels and blocks of a plan: C1 to C3, C5 to C7 and C9', not C8.
 
     The plan has queues for all units (C10) or none. Its times and queues must be finite and not
-    negative, but are not computed again. A plan marked ``over_limits`` is exempt from
-    the memory and energy caps (C7, C9'); only a framework that prescribes a partition may use it,
-    and devices that are away (``max_blocks=0``) get no blocks even then.
+    negative, but are not computed again. A plan marked ``over_limits`` is exempt from the memory
+    and energy caps (C7, C9'); only a framework that prescribes a partition may use it, and devices
+    that are away (``max_blocks=0``) get no blocks even then.
 
     Raises ``PlanViolationError`` with the unit, the constraint that fails, and the numbers.
     """
