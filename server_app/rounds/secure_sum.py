@@ -49,6 +49,7 @@ T = TypeVar("T", KeysReply, SharesReply, SurvivorsReply, UnmaskReply)
 class SecureSum:
     """The sum of the ``planned`` units' changes in one round.
 
+    If units refuse the keys of others (``in_conflict``), the remaining ones make new keys, once.
     ``requests`` are added to the ``train`` messages of the units that are ready. ``failures`` has
     the reasons of the other units. ``skipped`` is the reason if the round cannot be used.
     ``before_sum`` is called with the units of the sum before the server can learn it. ``bytes_up``
