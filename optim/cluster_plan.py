@@ -66,7 +66,7 @@ def cluster_problem(
         raise InfeasibleRoundError(
             f"each of its {len(cluster.devices)} devices is away or holds no block "
             "(max_blocks=0); federation.on_infeasible=skip waits until they are back; if memory "
-            "is too small for a block, raise it or use LoRA"
+            "is too small for a block, raise it or train fewer weights (LoRA)"
         )
     steps, uplink = request.local_steps, cluster.uplink
     problem = ClusterProblem(

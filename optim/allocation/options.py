@@ -182,7 +182,8 @@ def _reason(problem: RoundProblem, options: OptionTable) -> str:
     if not holding:
         return (
             f"none of {len(problem.fronts)} clusters can hold the model's {problem.num_blocks} "
-            "blocks (C7, C9); lower model.num_blocks, raise memory or energy, or use LoRA"
+            "blocks (C7, C9); lower model.num_blocks, raise memory or energy, or "
+            "train fewer weights (LoRA)"
         )
     if not options.limits_w[:, holding].any():
         return _upload(problem, options.pairs, holding)

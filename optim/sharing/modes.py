@@ -66,7 +66,8 @@ def no_plan(problem: ClusterProblem) -> InfeasibleRoundError:
         return model_too_large(with_hops(problem, min), most=most)
     return InfeasibleRoundError(
         f"the {len(problem.devices)} devices hold {problem.num_blocks} blocks in no order: raise "
-        "their memory, or energy_j for hops to each other, lower model.num_blocks, or use LoRA"
+        "their memory, or energy_j for hops to each other, lower model.num_blocks, or train fewer "
+        "weights (LoRA)"
     )
 
 
