@@ -36,11 +36,12 @@ def trial(units: int, rows: Path | None, run: Sequence[str], program: Sequence[s
         for name in names:
             own = str(folder.root / "units" / name / "unit.yaml")
             commands[logs / f"{name}.log"] = Started(("unit", own), f"{name}: dials ", 1)
-        stack.enter_context(started(program, commands))
+        processes = stack.enter_context(started(program, commands))
         on_them = ["runtime=deployment", setting("runtime.federation", folder.root)]
         command = [*run, *on_them] if run else []
         where = f"logs      {logs}/*.log"
-        return run_or_wait(program, command, on_them, where, "the server and its units")
+        what = "the server and its units"
+        return run_or_wait(program, command, on_them, where, what, processes)
 
 
 def _deal(file: Path | None, folder: ServerFolder, names: Sequence[str]) -> None:

@@ -5,8 +5,8 @@ import logging
 import os
 import re
 import shlex
-import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +24,7 @@ from collapipe.process.children import ending
 from collapipe.process.folders import TemporaryFolder
 
 _READY = ": ready on "
-_POLL_S, _END_S = 0.1, 20.0
+_POLL_S, _LOOK_S, _END_S = 0.1, 1.0, 20.0
 
 
 class Started(NamedTuple):
@@ -66,14 +66,17 @@ def up(
         names = [f"device-{number}" for number in range(devices * clusters)]
         credentials = temporary_authority(folder / "credentials", names)
         own = credentials.pop(CONTROL_UNIT)
-        started = stack.enter_context(_daemons(program, credentials, shares * clusters, folder))
-        groups = [started[n * devices : (n + 1) * devices] for n in range(clusters)]
+        daemons = _daemon_commands(credentials, shares * clusters, folder)
+        processes = stack.enter_context(started(program, daemons))
+        local = _devices(processes, shares * clusters)
+        groups = [local[n * devices : (n + 1) * devices] for n in range(clusters)]
         file.write_text(_inventory(groups, own), encoding="utf-8")
         own_file = typed("cluster.file", file.resolve())
         one_thread = "pipeline.threads=1"  # as each daemon: all share this machine's cores
         on_them = [f"federation.num_units={clusters}", "cluster=devices", own_file, one_thread]
         command = [run[0], *on_them, *run[1:]] if run else []
-        return run_or_wait(program, command, on_them, f"inventory {file}", "the devices")
+        where = f"inventory {file}"
+        return run_or_wait(program, command, on_them, where, "the devices", processes)
 
 
 def _shares(memory: str, devices: int) -> list[str]:
@@ -113,17 +116,24 @@ def run_or_wait(
     on_them: Sequence[str],
     where: str,
     started: str,
+    processes: "Mapping[Path, subprocess.Popen[bytes]]",
 ) -> int:
     """Run a command on what was ``started``; return its exit status. Without ``arguments`` print
-    ``where`` it is and the options ``on_them`` that use it, and return 0 after Ctrl-C."""
+    ``where`` it is, the options ``on_them`` that use it and which of its ``processes`` (by log
+    file) end, and return 0 after Ctrl-C."""
     if arguments:
         verbose = logging.getLogger("collapipe").isEnabledFor(logging.DEBUG)
         return run_command([*program, *["--verbose"] * verbose, *arguments])
     with suppress(KeyboardInterrupt):
         print(f"{where}\n{shlex.join(['collapipe', 'run', *on_them])}")
         print(f"Ctrl-C ends {started}", flush=True)
+        running = dict(processes)
         while True:
-            signal.pause()
+            for log in [log for log, process in running.items() if process.poll() is not None]:
+                status = running.pop(log).returncode
+                print(f"{log.stem} has ended, status {status}: {last_line(log.read_text())}")
+                sys.stdout.flush()
+            time.sleep(_LOOK_S)
     return 0
 
 
@@ -139,21 +149,26 @@ def run_command(command: Sequence[str]) -> int:
                 process.terminate()  # SIGINT is ignored in background jobs of scripts
 
 
-@contextmanager
-def _daemons(
-    program: Sequence[str], credentials: Mapping[str, Path], memory: Sequence[str], folder: Path
-) -> Iterator[list[LocalDevice]]:
-    """Start daemons and wait until they are ready; end them with the context."""
-    shares, commands = dict(zip(credentials, memory, strict=True)), dict[Path, Started]()
-    for name, own in credentials.items():
-        command = "device", "--listen", "127.0.0.1:0", "--memory", shares[name]
+def _daemon_commands(
+    credentials: Mapping[str, Path], memory: Sequence[str], folder: Path
+) -> dict[Path, Started]:
+    """Return the command of each daemon by its log file in ``folder``."""
+    commands = dict[Path, Started]()
+    for (name, own), share in zip(credentials.items(), memory, strict=True):
+        command = "device", "--listen", "127.0.0.1:0", "--memory", share
         commands[folder / f"{name}.log"] = Started((*command, "--credentials", str(own)), _READY, 1)
-    with started(program, commands) as processes:
-        yield [
-            LocalDevice(log.stem, address, process.pid, shares[log.stem])
-            for log, process in processes.items()
-            for address in re.findall(f"{_READY}(.+)", log.read_text())
-        ]
+    return commands
+
+
+def _devices(
+    processes: "Mapping[Path, subprocess.Popen[bytes]]", memory: Sequence[str]
+) -> list[LocalDevice]:
+    """Return the started daemons; each wrote its address to its log."""
+    return [
+        LocalDevice(log.stem, address, process.pid, share)
+        for (log, process), share in zip(processes.items(), memory, strict=True)
+        for address in re.findall(f"{_READY}(.+)", log.read_text())
+    ]
 
 
 @contextmanager

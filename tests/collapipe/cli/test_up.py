@@ -116,7 +116,8 @@ def test_the_run_uses_one_thread_by_default(
     own: list[str], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = list[str]()
-    monkeypatch.setattr(up, "_daemons", lambda *_: nullcontext([]))
+    monkeypatch.setattr(up, "started", lambda *_: nullcontext({}))
+    monkeypatch.setattr(up, "_devices", lambda *_: [])
     monkeypatch.setattr(up, "run_command", lambda arguments: given.extend(arguments) or 0)
     up.up(1, 1, None, "1GB", ["run", *own], [])
     options = [each for each in given[1:] if each.startswith("pipeline.")]
@@ -130,5 +131,27 @@ def test_verbose_is_passed_on_to_the_command(
     monkeypatch.setattr(up, "run_command", lambda arguments: given.append([*arguments]) or 0)
     for level in (logging.INFO, logging.DEBUG):
         with caplog.at_level(level, "collapipe"):
-            up.run_or_wait(["collapipe"], ["run"], [], "", "")
+            up.run_or_wait(["collapipe"], ["run"], [], "", "", {})
     assert given == [["collapipe", "run"], ["collapipe", "--verbose", "run"]]
+
+
+def test_a_process_that_ends_meanwhile_is_named_once_with_its_last_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter(range(3))
+
+    def sleep(_: float) -> None:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(up.time, "sleep", sleep)
+    log = tmp_path / "device-1.log"
+    log.write_text("ready\nno space left\n")
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as ended:
+        ended.wait()
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as runs:
+            processes = {tmp_path / "device-0.log": runs, log: ended}
+            assert up.run_or_wait([], [], [], "inventory x", "the devices", processes) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "device-1 has ended, status 3: no space left"
+    assert sum("has ended" in line for line in lines) == 1
