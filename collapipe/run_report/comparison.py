@@ -149,8 +149,8 @@ def _of_run(run: Run) -> Iterator[tuple[Measure, float | None]]:
     yield Measure("energy, J modelled", uploads=True), joules
     yield Measure("MB up"), sum(line.bytes_up for line in rounds) / 1e6 or None
     took = [sum(unit in line.units for line in rounds) for unit in range(run.num_units)]
-    least = 100 * min(took) / len(rounds) if rounds else None
-    yield Measure("least participation, %", False), least
+    least = min(took) / len(rounds) if rounds else None
+    yield Measure("least participation, share of rounds", False), least
     queue = max(rounds[-1].queues) if run.keeps_queues else None
     yield Measure("longest queue at the end", False), queue
 

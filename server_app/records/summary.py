@@ -177,8 +177,8 @@ def _end_rows(
         rows["test on units"] = "; ".join(evaluation_lines(history.test_on_units, called))
     units = []
     for unit in range(min(num_units, _SHOWN_UNITS)):
-        lately = f", lately {_partition(history.plans[unit])}" if unit in history.plans else ""
-        units.append((called(unit), counted(history.rounds[unit], "round") + lately))
+        plan = f", last plan {_partition(history.plans[unit])}" if unit in history.plans else ""
+        units.append((called(unit), counted(history.rounds[unit], "round") + plan))
     if num_units > _SHOWN_UNITS:
         units.append(("…", f"{num_units - _SHOWN_UNITS} more units, see metrics.jsonl"))
     return [*rows.items(), *units, *sent(history).items()]

@@ -215,7 +215,7 @@ def _head(planned: PlannedCluster) -> str:
         each_s = head_s / planned.partition.num_micro_batches
         return f"{seconds(each_s)} per micro-batch, after the last hop"
     if planned.cluster.control_unit and planned.cluster.head_s is None:
-        return "not counted without model.head_blocks"
+        return "not counted; model.head_blocks gives its work in blocks"
     if not planned.allocation or planned.partition.head is None:
         return ""
     return f"on {places[planned.partition.head]}, chosen by the round"
