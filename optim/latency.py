@@ -164,9 +164,8 @@ def model_too_large(
     if largest := max(caps):
         more = math.ceil((problem.num_blocks - held) / largest)
         ways.append(f"add {more} more like {problem.devices[caps.index(largest)].name}")
-    ways += [f"lower model.num_blocks to {held}"] * (held > 0) + ["train fewer weights (LoRA)"] * (
-        not limits
-    )
+    ways += [f"lower model.num_blocks to {held}"] * (held > 0)
+    ways += ["train fewer weights (LoRA)"] * (not limits)
     return InfeasibleRoundError(
         f"the devices hold at most {held} of {problem.num_blocks} blocks in {m} "
         f"micro-batch{'es' if m > 1 else ''} ({', '.join(bound)}); {', or '.join(ways)}"

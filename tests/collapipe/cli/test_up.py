@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -144,7 +145,7 @@ def test_a_process_that_ends_meanwhile_is_named_once_with_its_last_output(
         if next(looks, None) is None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(up.time, "sleep", sleep)
+    monkeypatch.setattr(up, "time", SimpleNamespace(sleep=sleep))
     log = tmp_path / "device-1.log"
     log.write_text("ready\nno space left\n")
     with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as ended:
