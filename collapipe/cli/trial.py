@@ -7,7 +7,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 
 from collapipe.cli.up import Started, run_or_wait, started
-from collapipe.config.overrides import setting
+from collapipe.config.overrides import typed
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment.server_folder import ServerFolder, create
@@ -37,7 +37,7 @@ def trial(units: int, rows: Path | None, run: Sequence[str], program: Sequence[s
             own = str(folder.root / "units" / name / "unit.yaml")
             commands[logs / f"{name}.log"] = Started(("unit", own), f"{name}: dials ", 1)
         processes = stack.enter_context(started(program, commands))
-        on_them = ["runtime=deployment", setting("runtime.federation", folder.root)]
+        on_them = ["runtime=deployment", typed("runtime.federation", folder.root)]
         command = [*run, *on_them] if run else []
         where = f"logs      {logs}/*.log"
         what = "the server and its units"

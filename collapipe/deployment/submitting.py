@@ -42,19 +42,22 @@ def submit(app_dir: Path, settings: Settings, how: str, resume: str | None = Non
             succeeded = flower.wait(run_id, *connection, states_of=states_of)
         except KeyboardInterrupt:
             flower.ask("stop", run_id, *connection)
-            advice = f"it goes on with: {how}"
-            if not connection:  # its folder is on this machine
-                advice = how_to_go_on(Path(settings.run_dir), how)
+            advice = _advice(settings, how, here=not connection)
             print(f"stopped      run {run_id} on all machines; {advice}", flush=True)
             raise
         except LinkError as error:
             raise LinkError(
                 f"the SuperLink has ended or cannot be reached, and with it run {run_id} "
-                f"({error}); start it again, then: {how}"
+                f"({error}); start it again; {_advice(settings, how, here=not connection)}"
             ) from error
         if connection:
             bring(home, federation, run_id, Path(settings.run_dir))
         return succeeded
+
+
+def _advice(settings: Settings, how: str, *, here: bool) -> str:
+    """Return what to do after a run that ended early; its folder may be ``here``."""
+    return how_to_go_on(Path(settings.run_dir), how) if here else f"it goes on with: {how}"
 
 
 def _opening(server: ServerFolder) -> str:

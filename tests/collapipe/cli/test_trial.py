@@ -14,7 +14,6 @@ from federated import TINY
 from collapipe.cli import trial
 from collapipe.cli.app import child_command
 from collapipe.cli.up import Started, started
-from collapipe.config.overrides import setting
 from collapipe.deployment.checking import read_unit
 from collapipe.errors import RoundFailedError
 
@@ -38,7 +37,7 @@ def test_units_have_credentials_and_share_the_rows(
             assert own.member.name == owner.name
             dealt = Path(unit_file).parent / str(owner.data.train_file)
             found.append([json.loads(line) for line in dealt.read_text().splitlines()])
-        options = ["runtime=deployment", setting("runtime.federation", commanded[0][-1])]
+        options = ["runtime=deployment", f"runtime.federation={commanded[0][-1]}"]
         assert [*arguments] == ["run", "task=x", *options]
         return 3
 

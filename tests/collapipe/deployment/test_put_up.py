@@ -139,7 +139,7 @@ def test_a_submitted_run_lists_missing_units_and_reports_a_lost_super_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The second line has the number of the run. If the SuperLink ends or does not know the run,
-    the error has the command that resumes the run.
+    the error has the command that resumes the run, if it has a checkpoint.
     """
     folder = create(tmp_path / "f", ["a", "b", "c"], "127.0.0.1", 9000, 9001)
     states = {"a": "online", "b": "never seen", "c": "online"}
@@ -147,8 +147,8 @@ def test_a_submitted_run_lists_missing_units_and_reports_a_lost_super_link(
     monkeypatch.setattr(submitting, "overview", lambda _: (units, []))
     monkeypatch.setattr(Flower, "submit", lambda *_: "17")
     monkeypatch.setattr(Flower, "_stream_log", lambda *_: None)
-    settings = outline(["runtime=deployment", f"runtime.federation={folder.root}"])
-    arguments = tmp_path, settings, "resume it"
+    options = [f"runtime.federation={folder.root}", f"hydra.run.dir={tmp_path / 'run'}"]
+    arguments = tmp_path, outline(["runtime=deployment", *options]), "resume it"
     for status, succeeded in (("completed", True), ("failed", False)):
         answer = {"run_dict": {"17": {"status": {"status": "finished", "sub_status": status}}}}
         monkeypatch.setattr(overview, "ask", lambda *_, answer=answer: answer)
@@ -157,10 +157,11 @@ def test_a_submitted_run_lists_missing_units_and_reports_a_lost_super_link(
         assert first.endswith("a, c online; waiting for b") and "run 17" in second
     for without_run in ({}, {"run_dict": {}}, {"run_dict": {"18": {}}}):  # a restarted SuperLink
         monkeypatch.setattr(overview, "ask", lambda *_, without_run=without_run: without_run)
-        with pytest.raises(LinkError, match=r"knows no run 17.*then: resume it"):
+        with pytest.raises(LinkError, match=r"knows no run 17.*: begin a new run$"):
             submitting.submit(*arguments)
     monkeypatch.setattr(overview, "ask", ask)
-    with pytest.raises(LinkError, match=r"SuperLink has ended .* run 17 .*then: resume it"):
+    (tmp_path / "run" / "checkpoints" / "3").mkdir(parents=True)
+    with pytest.raises(LinkError, match=r"SuperLink has ended .* run 17 .*round 3 with: resume it"):
         submitting.submit(*arguments)
     monkeypatch.setattr(Flower, "_stream_log", broken)  # not a fault of the SuperLink
     with pytest.raises(StorageError, match=r"^full$"):
