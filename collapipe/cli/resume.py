@@ -8,9 +8,10 @@ from collapipe import config
 from collapipe.cli.run import quieten, start
 from collapipe.config.overrides import merged, parse, setting
 from collapipe.config.settings import CONF
-from collapipe.config.trust import check_addresses, check_plugins
+from collapipe.config.trust import check_plugins
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import ConfigError, faults_of, one_line
+from collapipe.runs.confirmation import check_confirmed
 from collapipe.runs.folder import check_plain, read_overrides
 from server_app.checkpoints.resumption import check_resumable, load_checkpoint
 
@@ -36,7 +37,7 @@ def resume_run(
     settled = merged(began_with, [*overrides, here])
     settings = _load(run_dir, settled, overrides)
     check_resumable(settings, found)
-    check_addresses(settings, {each.key_or_group for each in parse(overrides)})
+    check_confirmed(settings, {each.key_or_group for each in parse(overrides)})
     start(settings, found.name)
 
 

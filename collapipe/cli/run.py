@@ -228,6 +228,7 @@ def _run_local(settings: Settings, resume: str | None) -> None:
 def _run_simulated(settings: Settings, resume: str | None) -> None:
     from collapipe.cli.simulation import run_simulation
     from collapipe.flower.commands import app_folder
+    from collapipe.runs.confirmation import resume_command
     from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
     from collapipe.runs.rows import check_source, load_server_rows
@@ -240,19 +241,18 @@ def _run_simulated(settings: Settings, resume: str | None) -> None:
             load_server_rows(settings)
     with app_folder() as app:
         if not run_simulation(app, settings, resume):
-            raise take_failure(run_dir, shlex.join(["collapipe", "resume", settings.run_dir]))
+            raise take_failure(run_dir, resume_command(settings))
 
 
 def _run_deployed(settings: Settings, resume: str | None) -> None:
     """Submit the run to the server of a deployed federation, and wait for its end."""
     from collapipe.deployment.submitting import submit
     from collapipe.flower.commands import app_folder
+    from collapipe.runs.confirmation import resume_command
     from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
 
-    run_dir, federation = Path(settings.run_dir), str(settings.runtime.federation)
-    again = ["collapipe", "resume", str(run_dir), f"runtime.federation={federation}"]
-    how = shlex.join(again)
+    run_dir, how = Path(settings.run_dir), resume_command(settings)
     with RunFolder(run_dir, resumed=resume is not None).locked():
         pass  # only checks that a run may be written here
     with app_folder() as app:

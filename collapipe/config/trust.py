@@ -1,6 +1,6 @@
 """Read a run's saved configuration, which is untrusted: limit its size and the classes it names."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -9,12 +9,11 @@ from typing import Any
 import yaml
 
 from collapipe.config.resolved import check_values, targets, value_at
-from collapipe.config.settings import Settings, class_of, is_partitioner
+from collapipe.config.settings import class_of, is_partitioner
 from collapipe.errors import ConfigError, cause_of, one_line
 
 PLUGINS = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
 _PARTITIONERS = "flwr_datasets.partitioner."
-_OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
 _MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a real one has a few thousand characters, depth 5
 
 
@@ -97,28 +96,6 @@ def check_plugins(tree: Mapping[str, Any], trusted: Sequence[str] = ()) -> None:
     for option, target in targets(tree):
         if not _is_partitioner(target):
             _check_trusted(option, target, (*PLUGINS, *trusted))
-
-
-def check_addresses(settings: Settings, given: Collection[str]) -> None:
-    """Raise ``ConfigError`` if a run's folder names other machines and the user did not confirm.
-
-    Such options run a federation elsewhere, send curves, or listen on the network. An option that
-    the user has ``given`` again is confirmed.
-    """
-    federation, mlflow, link = settings.runtime.federation, settings.tracking.mlflow, settings.link
-    requested = {
-        "runtime.federation": (federation, "to train there", None),
-        "tracking.mlflow": (mlflow, "to send curves there", "null"),
-        "link.host": (link.host, "to listen to other machines", "127.0.0.1"),
-        "link.advertise": (link.advertise, "to have units dial there", "null"),
-    }
-    for option, (value, what, safe) in requested.items():
-        if value and value not in _OWN_MACHINE and option not in given:
-            instead = f", or else add {option}={safe}" if safe else ""
-            raise ConfigError(
-                f"{option}={one_line(value)}: the run's folder asks {what}; to do so repeat it as "
-                f"an option{instead}"
-            )
 
 
 def _is_partitioner(target: str) -> bool:

@@ -21,14 +21,18 @@ from collapipe.errors import ConfigError, LinkError, WireError, cause_of
 _OTHER_NAME = 62  # X509_V_ERR_HOSTNAME_MISMATCH of OpenSSL
 
 
-def require_loopback(address: str) -> None:
-    """Raise ``ConfigError`` if ``--insecure`` would accept connections of other machines."""
+def is_loopback(address: str) -> bool:
+    """Whether a HOST:PORT is on this machine, by its number or as ``localhost``."""
     host, _ = host_and_port(address)
     try:
-        here = ip_address(host).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:  # a name
-        here = host == "localhost"
-    if not here:
+        return host == "localhost"
+
+
+def require_loopback(address: str) -> None:
+    """Raise ``ConfigError`` if ``--insecure`` would accept connections of other machines."""
+    if not is_loopback(address):
         raise ConfigError(
             f"--insecure on {address}: only 127.0.0.0/8, ::1 and localhost may go without "
             "certificates; make some: collapipe credentials add"

@@ -91,6 +91,11 @@ class DeviceCluster(InventoryCluster):
         return tuple(DeviceAddress(each.name, str(each.address)) for each in section.devices)
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of all devices of the units."""
+        return tuple(each.address for unit in range(self.num_units) for each in self.roster(unit))
+
+    @property
     def credentials(self) -> Path | None:
         """Folder of the control unit's credentials; None: no encryption, on loopback only."""
         given = self._inventory(ANY_COST).section.credentials

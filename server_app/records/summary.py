@@ -17,6 +17,7 @@ from collapipe.formatting import counted
 from collapipe.plan import ClusterPlan
 from collapipe.privacy.accounting import affordable_rounds
 from collapipe.report import RoundReport, UnitsEvaluation
+from collapipe.runs.confirmation import resume_command
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.reading import how_to_go_on
 from collapipe.sections import PrivacySettings
@@ -101,7 +102,7 @@ def summarised(
             rows = _end_rows(history, settings, ended, wall_s, called)
             console.print(end_table([*rows, ("folder", str(folder.path))]), soft_wrap=True)
             if error is not None:
-                text = how_to_go_on(folder.path)
+                text = how_to_go_on(folder.path, resume_command(settings))
                 console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import flwr_datasets.partitioner
 import pytest
 
-from collapipe.config import load_overrides, load_saved
+from collapipe.config import load_saved
 from collapipe.config.composing import compose
-from collapipe.config.trust import check_addresses, check_plugins
+from collapipe.config.trust import check_plugins
 from collapipe.errors import ConfigError
 from collapipe.tasks import dates
 
@@ -78,23 +78,3 @@ def test_a_plug_in_nested_in_lists_is_found(override: str) -> None:
     with pytest.raises(ConfigError, match=r"_target_=os\.system: "):
         many = override.split(" ", 1) if override.startswith("cluster") else [override]
         check_plugins(compose(many).tree)
-
-
-@pytest.mark.parametrize(
-    ("began", "option", "instead"),
-    [
-        ([], "tracking.mlflow=http://192.0.2.1", "tracking.mlflow=null"),
-        ([], "link.host=192.0.2.1", "link.host=127.0.0.1"),
-        ([], "link.advertise=192.0.2.1", "link.advertise=null"),
-        (["runtime=deployment"], "runtime.federation=theirs", ""),
-    ],
-)
-def test_addresses_in_a_resumed_run_must_be_given_again(
-    began: list[str], option: str, instead: str
-) -> None:
-    settings = load_overrides([*began, option])
-    with pytest.raises(ConfigError, match=rf"^{option}: .*{instead}$"):
-        check_addresses(settings, ["federation.rounds"])
-    check_addresses(settings, [option.partition("=")[0]])
-    check_addresses(load_overrides([]), [])
-    check_addresses(load_overrides([]), [])
