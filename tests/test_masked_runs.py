@@ -31,7 +31,7 @@ from client_app.app import app as client_app
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.secure_aggregation.masks import Words
-from collapipe.secure_aggregation.messages import SharesReply, UnmaskReply
+from collapipe.secure_aggregation.messages import SharesReply, SurvivorsReply, UnmaskReply
 from collapipe.secure_aggregation.quantising import LEVELS, Quantiser
 from collapipe.secure_aggregation.shamir import SHARE_BYTES
 from collapipe.tensors import Tensors
@@ -350,17 +350,15 @@ def test_a_round_below_the_threshold_is_skipped_with_a_reason(tmp_path: Path) ->
     assert found
 
 
-def test_unreadable_shares_skip_rounds_but_do_not_end_the_run(
+def test_unreadable_shares_skip_rounds_until_their_sender_is_suspended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unit 1 sends such shares and fails in training, so its masks stay in the sum. Two rounds are
-    skipped; the reason names unit 1, and no other unit fails."""
-    requests = list[str]()
+    skipped; the reason names unit 1, and no other unit fails. The third one is without unit 1."""
 
     def lying(message: Message, context: Context) -> Message:
-        if int(context.node_config["partition-id"]) != 1 or requests.count(records.MASK_KEYS) > 2:
+        if int(context.node_config["partition-id"]) != 1:
             return client_app(message, context)
-        requests.append(message.metadata.message_type)
         if message.metadata.message_type == records.TRAIN:
             raise OSError("the battery is empty")
         reply = client_app(message, context)
@@ -372,13 +370,37 @@ def test_unreadable_shares_skip_rounds_but_do_not_end_the_run(
 
     run(tmp_path / "run", *MASKED, "federation.rounds=3", client=lying)  # type: ignore[arg-type]
     *spoilt, last = lines(tmp_path / "run")
-    assert last["units"] == [0, 1, 2]
+    assert last["units"] == [0, 2]
+    assert "suspended" in last["excluded"]["1"]  # type: ignore[index]
     for line in spoilt:
         assert line["units"] == []
         assert str(line["skipped"]).endswith("wrong shares came from: unit 1")
         assert {*line["failures"]} == {"1"}  # type: ignore[misc]
     expected = "round 1: unit 0 cannot open the shares of unit 1; unit 2 cannot open the shares of"
     assert expected in caplog.text
+
+
+def test_a_skipped_round_has_the_causes_of_all_units_that_failed(tmp_path: Path) -> None:
+    """Unit 1 does not confirm the survivors, and unit 2 confirms them to nobody."""
+
+    def failing(message: Message, context: Context) -> Message:
+        unit, kind = context.node_config["partition-id"], message.metadata.message_type
+        if kind == records.SURVIVORS and unit == 1:
+            raise OSError("the battery is empty")
+        reply = client_app(message, context)
+        if kind == records.SURVIVORS and unit == 2:
+            content = records.unpack(SurvivorsReply, reply.content)
+            reply.content = records.pack(replace(content, confirmations={}))
+        return reply
+
+    with pytest.raises(RoundFailedError, match=r"all rounds \(1\) were skipped"):
+        run(tmp_path / "run", *MASKED, "federation.rounds=1", client=failing)  # type: ignore[arg-type]
+    (line,) = lines(tmp_path / "run")
+    assert str(line["skipped"]).startswith("1 of 3 units confirmed the survivors")
+    causes: dict[str, str] = line["failures"]  # type: ignore[assignment]
+    assert causes.keys() == {"1", "2"}
+    assert "battery" in causes["1"]
+    assert causes["2"].endswith("confirmed the survivors to the wrong units")
 
 
 def test_an_oversized_reply_excludes_its_unit_from_the_round(tmp_path: Path) -> None:

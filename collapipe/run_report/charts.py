@@ -196,7 +196,8 @@ def cells(title: str, content: Sequence[Row], rounds: Sequence[int]) -> Markup:
 def _rows(title: str, across: str, content: Sequence[Row], span: Point, width: float) -> Markup:
     name = max((len(row.name) for row in content), default=0)
     caption = max((len(row.caption) for row in content), default=0)
-    left, right = min(0.4 * width, 14 + _LETTER * name), _RIGHT + _LETTER * caption
+    left = min(0.4 * width, 14 + _LETTER * name)
+    right = min(0.5 * width, _RIGHT + _LETTER * caption)
     gap = 7 * (span[1] - span[0]) / (width - left - right)
 
     def draw(axes: Axes) -> None:
@@ -205,7 +206,7 @@ def _rows(title: str, across: str, content: Sequence[Row], span: Point, width: f
             end = max((end for _, (_, end) in row.boxes), default=0.0)
             name = _fitting(row.name, left)
             axes.text(span[0] - gap, number, name, ha="right", va="center")
-            axes.text(end + gap, number, row.caption, va="center")
+            axes.text(end + gap, number, _fitting(row.caption, right), va="center")
             for kind, (first, last) in row.boxes:
                 low = number + _BOX * (kind.top - 0.5)
                 high = low + _BOX * kind.height

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # takes a second to import, and owners' units do not need it
 
 _loading = threading.RLock()  # units of one process share the loaded rows
 _BYTES, _FEDERATED = "bytes", "federated"  # tokenisers that are not pretrained
+_MOST_COUNTED = 2**22  # words of one unit, all counts together
 
 
 def load_rows(settings: Settings, split: Split) -> Dataset:
@@ -129,7 +130,7 @@ def make_tokenizer(settings: Settings, reports: Collection[RowsReply]) -> Tokeni
     """
     name = _pretrained(settings)
     if name is None:
-        words = sum((Counter(each.words) for each in reports), Counter[str]())
+        words = sum((Counter(_limited(each.words)) for each in reports), Counter[str]())
         tokenizer = Tokenizer.train_from_counts(words, settings.task.vocabulary)
     elif name == _BYTES:
         tokenizer = Tokenizer.of_bytes()
@@ -143,6 +144,14 @@ def make_tokenizer(settings: Settings, reports: Collection[RowsReply]) -> Tokeni
     if labels is None:
         labels = in_order({label for each in reports for label in each.labels})
     return replace(tokenizer, labels=labels)
+
+
+def _limited(words: Mapping[str, int]) -> Mapping[str, int]:
+    """Scale the counts of one unit's words down to a sum that a tokeniser counts in seconds."""
+    total = sum(words.values())
+    if total <= _MOST_COUNTED:
+        return words
+    return {word: max(1, count * _MOST_COUNTED // total) for word, count in words.items()}
 
 
 def build_tokenizer(settings: Settings) -> Tokenizer:

@@ -83,10 +83,7 @@ class CheckedShares:
         a unit with wrong shares with more than m others is dishonest. So is a unit whose own share
         is wrong. In each remaining pair, one unit is dishonest.
         """
-        others = defaultdict[int, set[int]](set)
-        for holder, owner in self.wrong:
-            others[holder].add(owner)
-            others[owner].add(holder)
+        others = self._in_doubt
         for most in itertools.count():
             suspects = {u for u, each in others.items() if u in each or len(each) > most}
             left = {(min(pair), max(pair)) for pair in self.wrong if not suspects & {*pair}}
@@ -94,6 +91,20 @@ class CheckedShares:
                 break
         pairs = [f"{called(one)} or {called(other)}" for one, other in sorted(left)]
         return [*map(called, sorted(suspects)), *pairs]
+
+    def dishonest(self, needed: int) -> set[int]:
+        """Return units whose own share is wrong, and units that have wrong shares with at least
+        ``needed`` others, as many as a sum needs: fewer dishonest ones cannot accuse them."""
+        return {u for u, each in self._in_doubt.items() if u in each or len(each) >= needed}
+
+    @property
+    def _in_doubt(self) -> dict[int, set[int]]:
+        """The units that have wrong shares, each with those with whom it has them."""
+        others = defaultdict[int, set[int]](set)
+        for holder, owner in self.wrong:
+            others[holder].add(owner)
+            others[owner].add(holder)
+        return others
 
 
 def checked(

@@ -81,6 +81,7 @@ class Aggregated:
     moved: float | None = None  # ‖θ(t+1) − θ(t)‖; None if nothing was averaged
     skipped: str | None = None  # why the updates were not used, if they were not
     late: Mapping[int, Failure] = field(default_factory=dict)  # failures after updates had arrived
+    dishonest: Collection[int] = ()  # units of ``late`` whose failure is certainly their own fault
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -215,7 +216,9 @@ class MaskedAggregation(PrivateAggregation):
         summed = self._sum.sum(updates.models, self.model.weights)
         moved = self._moved_by(round_, updates.models, summed) if summed else None
         own = self._sum
-        return Aggregated(moved, own.skipped, own.failures, own.bytes_up, own.bytes_down)
+        return Aggregated(
+            moved, own.skipped, own.failures, own.dishonest, own.bytes_up, own.bytes_down
+        )
 
 
 def aggregation_of(

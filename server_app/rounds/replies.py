@@ -29,7 +29,8 @@ from server_app.roster import SILENT
 from server_app.rounds.kept import check_state
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
-_MOST = 1e100  # bound of averaged figures, so that their sum is finite
+_MOST_NORM, _MOST_LOSS = 1e100, 1e6  # of averages that stay finite and readable
+_MOST_S = 1e7  # of a phase: four months
 _ACTIONS = 2  # per micro-batch and segment: forward and backward
 
 
@@ -131,12 +132,12 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
         and 0 < report.target_tokens <= most_samples * settings.task.max_length
         and 0 <= report.input_tokens <= most_samples * settings.task.max_length
         and 0 <= report.stem_rows <= most_samples
-        and all(abs(loss) < _MOST for loss in report.losses)
+        and all(abs(loss) < _MOST_LOSS for loss in report.losses)
         and len(report.squared_norms) == len(report.losses)
-        and all(0 <= norm < _MOST for norm in report.squared_norms)
+        and all(0 <= norm < _MOST_NORM for norm in report.squared_norms)
         and len(report.seconds) <= _MOST_PHASES
         and all(len(phase) <= _LONGEST and is_printable(phase) for phase in report.seconds)
-        and all(0 <= seconds < _MOST for seconds in report.seconds.values())
+        and all(0 <= seconds < _MOST_S for seconds in report.seconds.values())
         and all(0 <= sent < 2**62 for sent in (report.link_bytes_up, report.link_bytes_down))
     )
     if not possible:

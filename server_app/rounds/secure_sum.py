@@ -51,7 +51,8 @@ class SecureSum:
 
     If units refuse the keys of others (``in_conflict``), the remaining ones make new keys, once.
     ``requests`` are added to the ``train`` messages of the units that are ready. ``failures`` has
-    the reasons of the other units. ``skipped`` is the reason if the round cannot be used.
+    the reasons of the other units, and of units that fail later; those of ``dishonest`` units are
+    certainly their own fault. ``skipped`` is the reason if the round cannot be used.
     ``before_sum`` is called with the units of the sum before the server can learn it. ``bytes_up``
     and ``bytes_down`` count all messages except the masked updates.
     """
@@ -63,6 +64,7 @@ class SecureSum:
     clip_norm: float
     before_sum: Callable[[Collection[int]], None]
     failures: dict[int, Failure] = field(default_factory=dict)
+    dishonest: set[int] = field(default_factory=set)
     requests: dict[int, RecordDict] = field(default_factory=dict)
     skipped: str | None = None
     bytes_up: int = 0
@@ -146,8 +148,12 @@ class SecureSum:
         others, units = self._session.others(reply.unit), self._session.keys.keys()
         if reply.sealed.keys() == others and reply.digests.keys() == units:
             return True
-        self.failures[reply.unit] = Failure("WireError", "sent shares for the wrong units")
+        self._blame(reply.unit, "sent shares for the wrong units")
         return False
+
+    def _blame(self, unit: int, why: str) -> None:
+        self.failures[unit] = Failure("WireError", why)
+        self.dishonest.add(unit)
 
     def _quantiser(self, like: Tensors) -> Quantiser:
         size = sum(each.numel() for each in like.values() if each.is_floating_point())
@@ -164,6 +170,10 @@ class SecureSum:
         self._check_enough(masked, "sent masked updates")
         contents = dict.fromkeys(masked, records.pack(SurvivorsRequest(self.round, tuple(masked))))
         replies = self._ask(questions.survivors(len(masked)), contents)
+        for unit, each in [*replies.items()]:
+            if each.confirmations.keys() != masked.keys() - {unit}:
+                self._blame(unit, "confirmed the survivors to the wrong units")
+                del replies[unit]
         self._check_enough(replies, "confirmed the survivors")
         requests = confirmed(self.round, replies)
         self.before_sum(masked.keys())
@@ -181,6 +191,8 @@ class SecureSum:
             _log.warning("round %d: %s", self.round, unopened)
         for each in shares.suspects(called):
             _log.warning("round %d: %s sent wrong shares", self.round, each)
+        for unit in shares.dishonest(self._need):
+            self._blame(unit, "sent wrong shares")
         quantiser = self._quantiser(like)
         words = (quantiser.unpack(each[records.MASKED].numpy()) for each in masked.values())
         total = functools.reduce(np.add, words)  # one by one, for they are large

@@ -1,5 +1,6 @@
 """Run the rounds: each one plans, trains, aggregates and reports."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -48,6 +49,8 @@ from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState
 from server_app.rounds.screening import DEFAULT_FACTOR, UpdateScreen
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Kept, Units
+
+_log = logging.getLogger(__name__)
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # round (0 before the first), model
 
@@ -304,7 +307,17 @@ class CollaPipeStrategy:
             roster = roster.after_failures(round_, failures, finished)
             if not finished:
                 roster.check(round_, self._places.called)
+        elif aggregated.dishonest:
+            faults = {unit: aggregated.late[unit] for unit in aggregated.dishonest}
+            roster = roster.after_failures(round_, faults, finished.keys() - faults.keys())
         states = self._scheduler.checked({u: each.state for u, each in finished.items()})
+        for unit, each in states.items():
+            if isinstance(each, Failure):
+                _log.warning(
+                    "round %d: %s is excluded until it reports devices with which it can be "
+                    "planned: %s: %s",
+                    *(round_, self._places.called(unit), each.kind, each.message),
+                )
         roster = roster.updated(states).after_absences(
             round_,
             failures={**aggregated.late, **failures},
@@ -350,6 +363,8 @@ class CollaPipeStrategy:
     ) -> tuple[SchedulerState, RoundReport]:
         """Return the state for the next round, and the round's report."""
         finished = outcomes.finished
+        failures = {u: f for u, f in aggregated.late.items() if u not in finished}
+        failures |= outcomes.failures
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
         train_loss = observation = None
@@ -369,7 +384,7 @@ class CollaPipeStrategy:
         return state, replace(
             report,
             units=tuple(finished),
-            failures={u: f"{f.kind}: {f.message}" for u, f in outcomes.failures.items()},
+            failures={u: f"{f.kind}: {f.message}" for u, f in failures.items()},
             train_loss=train_loss,
             epsilon=self.epsilon,
             **sums,

@@ -25,6 +25,7 @@ from server_app.units import Units
 
 _MOST_LOSS = 700.0  # per token; the perplexity of a larger loss overflows
 _MOST_COUNT = 2**40  # so that sums over units fit in an int64
+_MOST_ROWS = 2**31  # of a unit
 
 
 def evaluate_on_units(
@@ -102,7 +103,8 @@ def possible(found: Statistics, task: Task, labels: Sequence[str]) -> bool:
     """Whether these statistics are possible, so that finite figures follow from them and from
     their sums."""
     return (
-        found.tokens > 0
+        0 < found.rows < _MOST_ROWS
+        and 0 < found.tokens < _MOST_COUNT
         and all(math.isfinite(part) for part in found.losses)
         and all(abs(part) <= _MOST_LOSS * found.tokens for part in found.losses)
         and 0 <= found.loss <= _MOST_LOSS

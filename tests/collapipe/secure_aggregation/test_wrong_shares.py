@@ -98,3 +98,18 @@ def test_the_fewest_liars_that_explain_all_wrong_shares_are_named(
     wrong: list[tuple[int, int]], named: list[str]
 ) -> None:
     assert CheckedShares({}, frozenset(wrong)).suspects() == named
+
+
+@pytest.mark.parametrize(
+    ("wrong", "dishonest"),
+    [
+        ([(1, 1)], {1}),  # its own share
+        ([(1, 4), (1, 5), (1, 6)], {1}),
+        ([(4, 1), (5, 1), (6, 1)], {1}),
+        ([(1, 4), (2, 4)], set()),  # two colluding units cannot accuse the fourth one
+    ],
+)
+def test_a_unit_is_dishonest_if_as_many_units_accuse_it_as_a_sum_needs(
+    wrong: list[tuple[int, int]], dishonest: set[int]
+) -> None:
+    assert CheckedShares({}, frozenset(wrong)).dishonest(3) == dishonest

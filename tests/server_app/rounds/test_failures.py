@@ -553,6 +553,8 @@ def traces(steps: int, actions: int) -> list[object]:
 LIES = [
     reports(seconds={"a": 1e999}),
     reports(seconds={"a": -1.0}),
+    reports(seconds={"a": 9e99}),
+    reports(losses=[9e99, 1.0]),
     reports(seconds={str(phase): 0.0 for phase in range(33)}),
     reports(seconds={"\x1b[2J": 0.0}),
     reports(seconds={"x" * 65: 0.0}),
@@ -593,12 +595,34 @@ def test_false_replies_exclude_only_their_units_from_the_round(
     (first,) = lines(tmp_path / "run")
     assert first["units"] == [len(LIES)]
     causes = first["failures"]
-    messages = ["impossible for its round"] * 14 + ["cannot be read", "other weights"]
+    messages = ["impossible for its round"] * 16 + ["cannot be read", "other weights"]
     messages += ["a report"]
     messages += ["41 actions of devices, expected at most 40", "bytes of JSON, at most 1,0"]
     assert all(words in causes[str(unit)] for unit, words in enumerate(messages))
     assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_unit_is_named_if_its_next_devices_cannot_be_planned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its update is averaged. It trains again once it reports possible devices."""
+    honest = scripted_units()
+
+    def lying(message: Message, context: Context) -> Message:
+        reply, kind = honest(message, context), message.metadata.message_type
+        if kind == "train" and int(context.node_config["partition-id"]) == 1:
+            with rewritten(reply) as decoded:
+                state = json.loads(decoded["state"])
+                decoded["state"] = json.dumps(state | {"num_samples": -1})
+        return reply
+
+    options = "federation.num_units=2", "federation.rounds=1", "strategy=all", *UNTRAINED
+    run(tmp_path / "run", *options, client=lying)  # type: ignore[arg-type]
+    (line,) = lines(tmp_path / "run")
+    assert line["units"] == [0, 1]
+    assert "round 1: unit 1 is excluded until it reports devices" in caplog.text
+    assert "num_samples" in caplog.text
 
 
 def test_the_longest_valid_reply_of_a_round_is_accepted() -> None:

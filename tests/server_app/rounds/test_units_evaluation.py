@@ -65,6 +65,8 @@ def test_an_honest_reply_is_read_as_it_was_sent() -> None:
     [
         {"tokens": 0},
         {"rows": 7},
+        {"rows": 2**31, "counts": HONEST.counts * 0 + [[2**31, 0, 0], [0, 0, 0], [0, 0, 0]]},
+        {"tokens": 2**40},
         {"losses": (float("nan"),)},
         {"losses": (float("inf"), float("-inf"))},
         {"losses": (1e5,)},
