@@ -189,8 +189,8 @@ class SecureSum:
         )
         if unopened:
             _log.warning("round %d: %s", self.round, unopened)
-        for each in shares.suspects(called):
-            _log.warning("round %d: %s sent wrong shares", self.round, each)
+        for suspect in shares.suspects(called):
+            _log.warning("round %d: %s sent wrong shares", self.round, suspect)
         for unit in shares.dishonest(self._need):
             self._blame(unit, "sent wrong shares")
         quantiser = self._quantiser(like)
