@@ -11,12 +11,12 @@ from collapipe.errors import ConfigError
 from collapipe.plan import Certificate, RoundPlan, SegmentPlan
 from collapipe.state import Channel, ClusterState, DeviceProfile
 from optim.dssra import Dssra
+from optim.planned import planned
 from optim.planner import Planner, RoundRequest
 from optim.problem import ClusterProblem, Latency, Partition
 from optim.solvers import cluster_solver
 from optim.step import in_flight
 from optim.verified import solve_verified, witnessed
-from optim.verify import verify_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,8 @@ def plan_round(
         losses=(None,) * len(clusters),
         error_queues=last.error_queues,
     )
-    plan = (strategy or Dssra()).plan_round(request, np.random.default_rng((seed, request.round)))
-    verify_plan(plan, request)
-    return plan
+    rng = np.random.default_rng((seed, request.round))
+    return planned(Dssra() if strategy is None else strategy, request, rng)
 
 
 def _check_sizes(**sizes: int) -> None:

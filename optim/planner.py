@@ -61,7 +61,8 @@ class Planner(Protocol):
     """
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """Return the plan of a round; the same request and generator give the same plan.
+        """Return the plan of a round, and leave the request as it is; the same request and
+        generator give the same plan.
 
         Raises ``InfeasibleRoundError`` with the numbers and what would make it feasible.
         """

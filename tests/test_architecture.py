@@ -51,6 +51,7 @@ OWN = {
         "collapipe.report",  # a round's cost, which it computes
         "collapipe.state",
         "collapipe.step_law",
+        "collapipe.validation",  # of a strategy's plan
     ),
     # a device's daemon, which checks its callers' certificates and keeps frozen weights
     "pipeline/devices/daemon/": (
@@ -179,7 +180,7 @@ EDGES = {
 # Packages that may import only these libraries.
 LIBRARIES = {
     "collapipe/credentials/": ("cryptography", "grpc"),
-    "optim/": ("numpy", "scipy", "cvxpy"),
+    "optim/": ("numpy", "scipy", "cvxpy", "pydantic"),
 }
 
 

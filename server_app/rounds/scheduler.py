@@ -1,19 +1,17 @@
 """Plan every round from the units' reports, and keep the state that the next plan needs."""
 
-import json
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from collapipe.config import Settings
 from collapipe.config.settings import check_members
-from collapipe.errors import ConfigError, InfeasibleRoundError, few_of, one_line, unit_called
+from collapipe.errors import ConfigError, InfeasibleRoundError, few_of, unit_called
 from collapipe.formatting import seconds
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
@@ -23,19 +21,17 @@ from collapipe.sections import CompressionSettings
 from collapipe.seeds import derive
 from collapipe.state import Channel, ClusterState, Estimates, Payload, Uplink, unknown_cluster
 from collapipe.step_law import interval
-from collapipe.validation import dotted, returned, rule
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost, sending_s, stem_seconds, with_stem
+from optim.planned import accepted, planned
 from optim.planner import Planner, RoundRequest, present_devices
 from optim.problem import FADINGS, LATENCIES, UPLINKS, Latency, check_choice
-from optim.verify import verify_plan
 from server_app.roster import Reported, Roster
 from server_app.rounds.estimates import RoundObservation, estimate
 from server_app.world.environment import Environment, EnvironmentState
 
 T = TypeVar("T")
-_PLAN = TypeAdapter(RoundPlan)
 _log = logging.getLogger(__name__)
 
 
@@ -141,17 +137,14 @@ class Scheduler:
         ``stop``.
         """
         request, environment = self._request(state, round_)
-        skipped, source = None, f"strategy: {type(self._planner).__qualname__}.plan_round"
+        skipped = None
         try:
-            plan = self._planner.plan_round(request, self._generator("plan", round_))
+            plan = planned(self._planner, request, self._generator("plan", round_))
         except InfeasibleRoundError as error:
             if self._settings.federation.on_infeasible == "stop":
                 raise InfeasibleRoundError(f"round {round_}: {error}") from error
-            plan, skipped = RoundPlan(round_, (), queues=error.queues), str(error)
-        except ConfigError as error:  # of an impossible part of a plan
-            raise ConfigError(f"{source}: {error}") from error
-        plan = _plain(plan, source)
-        verify_plan(plan, request)
+            nothing, skipped = RoundPlan(round_, (), queues=error.queues), str(error)
+            plan = accepted(nothing, self._planner, request)
         self._check_chosen(plan)
         self._advise(plan, request)
         if not plan.clusters and skipped is None:
@@ -471,17 +464,3 @@ def same_cluster(then: Reported, now: Reported) -> bool:
     if then.real_devices and names[0] == names[1]:
         now = replace(now, devices=then.devices, step=then.step)
     return then == now
-
-
-def _plain(planned: object, source: str) -> RoundPlan:
-    """Return the plan that ``source`` returned, with Python's numbers in place of numpy's. Raises
-    ``ConfigError`` for a plan that cannot be recorded."""
-    plan = returned(planned, RoundPlan, source)
-    try:
-        text = json.dumps(asdict(plan), default=lambda each: each.item())
-        return _PLAN.validate_python(json.loads(text))
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise ConfigError(f"{source}: {dotted(fault['loc'])}: {rule(fault)}") from error
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{source}: {one_line(error)}") from error

@@ -4,9 +4,10 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -194,6 +195,44 @@ def test_an_impossible_round_is_refused(changes: dict[str, object], message: str
     arguments = {"clusters": CLUSTERS, "channels": CHANNELS, **SIZES, **changes}
     with pytest.raises(ConfigError, match=message):
         plan_round(**arguments)
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A strategy that returns this in place of its plan."""
+
+    answer: Callable[[RoundRequest], object]
+
+    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
+        """See ``Planner.plan_round``."""
+        return cast(RoundPlan, self.answer(request))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, " returned NoneType, expected RoundPlan"),
+        ([], " returned list, expected RoundPlan"),
+        (RoundPlan(1, (None,)), r": clusters\[0\]: must be keys with values"),
+        (RoundPlan(1, (), queues=(np.float64(-1),) * 3), r": queues\[0\]: must be at least 0"),
+    ],
+)
+def test_a_strategy_that_returns_no_valid_plan_is_refused(answer: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^strategy: Answering.plan_round{message}$"):
+        plan_round(CLUSTERS, CHANNELS, **SIZES, strategy=Answering(lambda _: answer))
+
+
+def test_a_strategy_may_not_change_the_request_that_verifies_its_plan() -> None:
+    """A slow device of two blocks would get more of them."""
+    device = replace(DEVICES[0], max_blocks=2)
+
+    def change(request: RoundRequest) -> object:
+        object.__setattr__(request.clusters[0].devices[0], "max_blocks", 6)
+        raise InfeasibleRoundError("a strategy may also change and skip it")
+
+    clusters = [replace(CLUSTERS[0], devices=(device, DEVICES[1]))]
+    with pytest.raises(ConfigError, match=r"^strategy: Answering\.plan_round: changed its request"):
+        plan_round(clusters, CHANNELS, **SIZES, strategy=Answering(change))
 
 
 @pytest.mark.parametrize("figures", [(0, 1, 1), (math.nan, 1, 1), (1, -1, 1), (1, 1, math.inf)])

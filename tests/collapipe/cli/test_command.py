@@ -566,7 +566,7 @@ def test_code_of_a_user_that_calls_sys_exit_is_an_error(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """This also holds for status 0, which would mean success."""
-    monkeypatch.setattr("server_app.rounds.scheduler.verify_plan", Mock(side_effect=SystemExit(0)))
+    monkeypatch.setattr("optim.planned.verify_plan", Mock(side_effect=SystemExit(0)))
     status, _, err = command("run", *TINY, f"hydra.run.dir={tmp_path}")
     assert (status, err) == (1, "error: code of your own ended the command with sys.exit(0)\n")
 

@@ -159,7 +159,8 @@ def test_a_plan_may_contain_numpy_numbers(tmp_path: Path, monkeypatch: pytest.Mo
             "certificate.solve_time_s: must be a finite number",
         ),
         (lambda plan: replace(plan, certificate={}), "certificate.objective: is missing"),
-        (lambda plan: of_first(plan, unit=object()), "no attribute 'item'"),
+        (lambda plan: of_first(plan, unit=object()), "no attribute 'tolist'"),
+        (lambda plan: of_first(plan, unit=np.ones(2)), "clusters[0].unit: must be a whole number"),
         (lambda plan: of_first(plan, latency_s="soon"), "clusters[0].latency_s: must be a number"),
     ],
 )
@@ -305,6 +306,21 @@ def test_with_noise_the_state_ignores_values_that_units_measured(tmp_path: Path)
         assert all(loss is None for loss in found.losses) == noisy
         assert (found.observation is None) == (found.estimates == Estimates()) == noisy
         assert all(each == RoundingErrors() for each in found.rounding) == noisy
+
+
+def test_a_strategy_that_changes_its_request_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit(request: RoundRequest) -> RoundRequest:
+        object.__setattr__(request.clusters[0].devices[0], "max_blocks", None)
+        return request
+
+    strategy = Changing(lambda plan: plan)
+    planned = strategy.plan_round
+    strategy.plan_round = lambda request, rng: planned(limit(request), rng)
+    monkeypatch.setattr(Settings, "planner", strategy)
+    with pytest.raises(ConfigError, match=r"^strategy: Changing\.plan_round: changed its request"):
+        scheduler(tmp_path).decide(1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,58 @@
+"""Ask a strategy for a round's plan, and accept only a valid one."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from collapipe.errors import ConfigError, faults_of, one_line
+from collapipe.plan import RoundPlan
+from collapipe.validation import dotted, returned, rule
+from optim.planner import Planner, RoundRequest
+from optim.verify import verify_plan
+
+_PLAN = TypeAdapter(RoundPlan)
+
+
+def planned(strategy: Planner, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
+    """Return the strategy's plan as ``accepted``.
+
+    Raises like ``plan_round`` and ``accepted``, and ``ConfigError`` if the strategy changed its
+    request, because the plan would be verified against these changes.
+    """
+    source, before = _source(strategy), repr(request)
+    try:
+        with faults_of(source):
+            plan = strategy.plan_round(request, rng)
+    finally:
+        if repr(request) != before:
+            raise ConfigError(f"{source}: changed its request; use dataclasses.replace instead")
+    return accepted(plan, strategy, request)
+
+
+def accepted(plan: object, strategy: Planner, request: RoundRequest) -> RoundPlan:
+    """Return the verified ``plan`` of a strategy, with Python's numbers in place of numpy's.
+
+    Raises ``ConfigError`` for a plan that cannot be recorded, and ``PlanViolationError`` for one
+    that violates a constraint.
+    """
+    plain = _plain(plan, _source(strategy))
+    verify_plan(plain, request)
+    return plain
+
+
+def _source(strategy: Planner) -> str:
+    return f"strategy: {type(strategy).__qualname__}.plan_round"
+
+
+def _plain(planned: object, source: str) -> RoundPlan:
+    plan = returned(planned, RoundPlan, source)
+    try:
+        text = json.dumps(asdict(plan), default=lambda each: each.tolist())
+        return _PLAN.validate_python(json.loads(text))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ConfigError(f"{source}: {dotted(fault['loc'])}: {rule(fault)}") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{source}: {one_line(error)}") from error
