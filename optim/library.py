@@ -4,10 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 from collapipe.plan import Certificate, RoundPlan, SegmentPlan
 from collapipe.state import Channel, ClusterState, DeviceProfile
 from optim.dssra import Dssra
@@ -68,7 +69,7 @@ def plan_cluster(
     most = min(requested, batch_size)
     kept = in_flight(schedule, len(devices))
     problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=kept)
-    found = solve_verified(problem, cluster_solver(solver), np.random.default_rng(seed))
+    found = solve_verified(problem, cluster_solver(solver), _generator(seed))
     solution = witnessed(problem, found)
     best = solution.best
     return CertifiedPlan(
@@ -106,7 +107,12 @@ def plan_round(
     _check_sizes(clusters=len(clusters), channels=len(channels), num_blocks=num_blocks)
     _check_sizes(batch_size=batch_size, local_steps=local_steps)
     _check_once("clusters", [each.unit for each in clusters])
-    last = previous or RoundPlan(0, ())
+    strategy = Dssra() if strategy is None else strategy
+    if isinstance(strategy, type) or not hasattr(strategy, "plan_round"):
+        raise ConfigError(f"strategy={one_line(strategy)}: must be an object such as Dssra()")
+    last = RoundPlan(0, ()) if previous is None else previous
+    if not isinstance(last, RoundPlan):
+        raise ConfigError(f"previous={one_line(last)}: must be the plan of the last round")
     for name in ("queues", "error_queues"):
         if (count := len(getattr(last, name))) not in (0, len(clusters)):
             raise ConfigError(f"previous: has {count} {name}, expected {len(clusters)}")
@@ -126,8 +132,13 @@ def plan_round(
         losses=(None,) * len(clusters),
         error_queues=last.error_queues,
     )
-    rng = np.random.default_rng((seed, request.round))
-    return planned(Dssra() if strategy is None else strategy, request, rng)
+    return planned(strategy, request, _generator(seed, request.round))
+
+
+def _generator(seed: int, *purpose: int) -> np.random.Generator:
+    if not (isinstance(seed, Integral) and seed >= 0):
+        raise ConfigError(f"seed={one_line(seed)}: must be a whole number from 0 on")
+    return np.random.default_rng((seed, *purpose))
 
 
 def _check_sizes(**sizes: int) -> None:

@@ -16,7 +16,7 @@ import optim
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan, SegmentPlan, Span
 from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, Uplink
-from optim import ClusterProblem, exact_partition, plan_cluster, plan_round
+from optim import ClusterProblem, Dssra, exact_partition, plan_cluster, plan_round
 from optim.planner import RoundRequest
 from optim.problem import UplinkTimes
 
@@ -89,6 +89,7 @@ def test_a_cluster_is_planned_by_any_solver_and_with_fewer_micro_batches() -> No
         ({"num_blocks": 0}, "^num_blocks=0: "),
         ({"batch_size": 0}, "^batch_size=0: "),
         ({"max_micro_batches": 0}, "^max_micro_batches=0: "),
+        ({"seed": "a"}, "^seed=a: must be a whole number from 0 on$"),
         ({"latency": "sum"}, "^latency=sum: must be one of bound"),
         ({"solver": "best"}, "^solver best: must be one of exact"),
     ],
@@ -189,6 +190,11 @@ def test_a_previous_plan_with_impossible_queues_is_refused(name: str) -> None:
         ({"clusters": (*CLUSTERS[:2], CLUSTERS[0])}, "^clusters: 0 is there twice$"),
         ({"batch_size": 0}, "^batch_size=0: "),
         ({"local_steps": 0.5}, r"^local_steps=0\.5: "),
+        ({"strategy": Dssra}, "^strategy=<class .*Dssra'>: must be an object such as"),
+        ({"strategy": "dssra"}, "^strategy=dssra: must be an object such as"),
+        ({"previous": 3}, "^previous=3: must be the plan of the last round$"),
+        ({"seed": "a"}, "^seed=a: must be a whole number from 0 on$"),
+        ({"seed": -1}, "^seed=-1: must be a whole number from 0 on$"),
     ],
 )
 def test_an_impossible_round_is_refused(changes: dict[str, object], message: str) -> None:
