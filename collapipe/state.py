@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Literal
 
 from collapipe.errors import ConfigError, is_printable, unit_called
@@ -207,6 +207,8 @@ class DeviceProfile:
                 f"device {self.name[:_MOST_NAME]!r}: a name has at most {_MOST_NAME} characters, "
                 "all printable"
             )
+        if not isinstance(self.time, AffineLaw):
+            raise ConfigError(f"device {self.name}: time={self.time} must be an AffineLaw")
         _check_count(f"device {self.name}: max_blocks", self.max_blocks or 0)
         others = {each.to for each in self.links} - {self.name}
         if not len(self.links) == len(others) < _MOST_DEVICES:
@@ -459,6 +461,7 @@ class ClusterState:
         return unit_called(self.unit, self.name)
 
     def __post_init__(self) -> None:
+        _check_count("ClusterState: unit", self.unit)
         _check_count(f"unit {self.unit}: num_samples", self.num_samples)
         names = {device.name for device in self.devices}
         if not 1 <= len(self.devices) <= _MOST_DEVICES or len(names) < len(self.devices):
@@ -527,7 +530,9 @@ def _check_within(of: object, names: Sequence[str], most: float = MOST) -> None:
     """Raise ``ConfigError`` for values too large or too small for arithmetic."""
     for name in names:
         value = getattr(of, name)
-        if not (value == 0 or 1 / MOST <= value <= most):
+        number = isinstance(value, float | Real)
+        if not (number and (value == 0 or 1 / MOST <= value <= most)):
+            within = f"{1 / MOST:g} … {most:g}"
             raise ConfigError(
-                f"{type(of).__name__}: {name}={value} must be 0, or within {1 / MOST:g} … {most:g}"
+                f"{type(of).__name__}: {name}={value!r} must be 0, or within {within}"
             )

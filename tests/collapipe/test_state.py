@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +39,14 @@ def test_coefficients_of_a_law_must_be_within_bounds(u: float) -> None:
         AffineLaw(u, 0.0, 0.0, 0.0)
 
 
+def test_other_types_than_a_law_of_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^AffineLaw: u='1' must be 0, or within"):
+        AffineLaw("1", 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^device a: time=\(1, 2, 3, 4\) must be an AffineLaw"):
+        DeviceProfile("a", (1, 2, 3, 4))  # type: ignore[arg-type]
+    assert AffineLaw(np.float32(0.5), np.float64(0.5), np.int64(1), 0).chunk(1, 1) == 2  # type: ignore[arg-type]
+
+
 def test_the_time_of_a_chunk_is_compute_plus_hop() -> None:
     assert LAW.compute(5, 10) == 5 * (1 * 10 + 2)
     assert LAW.hop(10) == 3 * 10 + 4
@@ -60,6 +69,8 @@ def test_fractions_and_counts_outside_0_to_1e18_are_refused(digits: int) -> None
             DeviceProfile("a", LAW, max_blocks=count)
         with pytest.raises(ConfigError, match=r"unit 3: num_samples must be a whole"):
             ClusterState(3, (DeviceProfile("a", LAW),), count)
+        with pytest.raises(ConfigError, match=r"unit must be a whole"):
+            ClusterState(count, (DeviceProfile("a", LAW),), 1)
 
 
 def test_invalid_limits_of_shares_and_energies_of_links_are_refused() -> None:
