@@ -8,6 +8,7 @@ from typing import Literal
 
 from collapipe.errors import ConfigError, is_printable, unit_called
 from collapipe.step_law import StepLaw
+from collapipe.validation import nearest
 
 _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 MOST, MOST_LAW = 1e18, 1e6
@@ -469,6 +470,7 @@ class ClusterState:
                 f"unit {self.unit}: {len(self.devices)} devices with {len(names)} names; "
                 f"1 to {_MOST_DEVICES} are possible, each with a different name"
             )
+        check_links(self.devices)
         if self.uplink and self.uplink.payloads:
             _check_first(self.unit, self.uplink)
 
@@ -487,6 +489,17 @@ def unknown_cluster(unit: int, name: str = "") -> ClusterState:
     """Return a placeholder for a cluster without a valid report; it can hold no block."""
     device = DeviceProfile("unknown", AffineLaw(0.0, 0.0, 0.0, 0.0), max_blocks=0)
     return ClusterState(unit, (device,), 0, name=name)
+
+
+def check_links(devices: Sequence[DeviceProfile]) -> None:
+    """Raise ``ConfigError`` unless all links of a whole cluster's ``devices`` are between them."""
+    names = {device.name: device.links for device in devices}
+    for name, links in names.items():
+        for unknown in (link.to for link in links if link.to not in names):
+            raise ConfigError(
+                f"device {name}: has a link to {unknown[:_MOST_NAME]!r}, which is no device of the "
+                f"cluster{nearest(unknown, names)}"
+            )
 
 
 def _check_first(unit: int, uplink: Uplink) -> None:

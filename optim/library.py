@@ -10,7 +10,7 @@ import numpy as np
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.plan import Certificate, RoundPlan, SegmentPlan
-from collapipe.state import Channel, ClusterState, DeviceProfile
+from collapipe.state import Channel, ClusterState, DeviceProfile, check_links
 from optim.dssra import Dssra
 from optim.planned import planned
 from optim.planner import Planner, RoundRequest
@@ -66,6 +66,7 @@ def plan_cluster(
         max_micro_batches=requested,
     )
     _check_once("devices", [each.name for each in devices])
+    check_links(devices)
     most = min(requested, batch_size)
     kept = in_flight(schedule, len(devices))
     problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=kept)

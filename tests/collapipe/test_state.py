@@ -87,6 +87,14 @@ def test_invalid_limits_of_shares_and_energies_of_links_are_refused() -> None:
     assert DeviceProfile("a", LAW, energy=replace(energy, links=links[:1]), links=links).links
 
 
+def test_a_link_to_no_device_of_the_cluster_is_refused() -> None:
+    """Else its hop would silently take the usual time. An empty name is refused, too."""
+    for to, near in ("boxx", "; nearest: box"), ("pi", ""), ("", ""):
+        devices = DeviceProfile("a", LAW, links=(Link(to, 0.0, 5.0),)), DeviceProfile("box", LAW)
+        with pytest.raises(ConfigError, match=rf"^device a: .* '{to}', .* cluster{near}$"):
+            ClusterState(3, devices, 5)
+
+
 def test_an_uplink_with_neither_power_nor_bits_is_refused() -> None:
     """The planner would treat it as unable to send, the cost model as having sent already."""
     with pytest.raises(ConfigError, match="needs max_power_w above 0"):

@@ -15,7 +15,7 @@ import pytest
 import optim
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan, SegmentPlan, Span
-from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, Uplink
+from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, Link, Uplink
 from optim import ClusterProblem, Dssra, exact_partition, plan_cluster, plan_round
 from optim.planner import RoundRequest
 from optim.problem import UplinkTimes
@@ -80,6 +80,10 @@ def test_a_cluster_is_planned_by_any_solver_and_with_fewer_micro_batches() -> No
     [
         ({"devices": ()}, r"^devices=0: must be a whole number from 1 on$"),
         ({"devices": (*DEVICES, DEVICES[0])}, "^devices: jetson is there twice$"),
+        (
+            {"devices": (replace(DEVICES[0], links=(Link("pie", 0.0, 5.0),)), DEVICES[1])},
+            "^device jetson: has a link to 'pie', which is no device of the cluster; nearest: pi$",
+        ),
         ({"num_blocks": 3.5}, r"^num_blocks=3\.5: must be a whole number"),
         ({"num_blocks": 12.0}, r"^num_blocks=12\.0: "),
         ({"num_blocks": math.nan}, "^num_blocks=nan: "),
