@@ -242,10 +242,9 @@ def as_planned(cluster: ClusterState, planned: UplinkPlan | None) -> ClusterStat
 
 
 def uplinks_of(request: RoundRequest) -> tuple[Uplink, ...]:
-    """Return each cluster's uplink, or ``no_uplink`` if it lacks a gain for each channel."""
-    channels = len(request.channels)
-    reported = (cluster.uplink or no_uplink(channels) for cluster in request.clusters)
-    return tuple(each if len(each.gains) == channels else no_uplink(channels) for each in reported)
+    """Return each cluster's uplink, or ``no_uplink`` if it is not known."""
+    unknown = no_uplink(len(request.channels))
+    return tuple(cluster.uplink or unknown for cluster in request.clusters)
 
 
 def no_uplink(num_channels: int) -> Uplink:

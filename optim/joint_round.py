@@ -143,8 +143,8 @@ def _joint_problem(
     error_queues: tuple[float, ...],
 ) -> RoundProblem:
     channels, uplinks = request.channels, uplinks_of(request)
-    if all(each == no_uplink(len(channels)) for each in uplinks):
-        raise InfeasibleRoundError(f"no uplink has gains for {len(channels)} channels; add them")
+    if not channels or all(each == no_uplink(len(channels)) for each in uplinks):
+        raise InfeasibleRoundError(f"no uplink to a channel (channels: {len(channels)}); add them")
     names = tuple(cluster.called for cluster in request.clusters)
     return RoundProblem(
         fronts, uplinks, channels, queues, request.num_blocks, options, error_queues, names

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates
 
@@ -40,6 +41,15 @@ class RoundRequest:
     error_queues: tuple[float, ...] = ()  # Q_n(t) after the last round
     # earlier plans of real devices, whose micro-batches and shares stay if devices can hold them
     kept: tuple[ClusterPlan, ...] = ()
+
+    def __post_init__(self) -> None:
+        expected = len(self.channels)
+        for each in self.clusters if expected else ():  # without channels no uplink is planned
+            if each.uplink and (gains := len(each.uplink.gains)) != expected:
+                raise ConfigError(
+                    f"{each.called}: {gains} gains, expected {expected}, one for each channel; "
+                    "uplink=None if they are not known"
+                )
 
     def kept_by(self, unit: int) -> ClusterPlan | None:
         """Return the unit's plan whose micro-batches and shares stay; None if it has none."""

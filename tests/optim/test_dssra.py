@@ -146,14 +146,27 @@ def test_a_cluster_that_cannot_hold_the_model_takes_no_part() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_unit_without_gains_for_all_channels_takes_no_part() -> None:
+def test_a_unit_without_an_uplink_takes_no_part() -> None:
     request = request_of(3)
-    first, second, third = request.clusters
-    other = replace(second, uplink=replace(second.uplink, gains=(1.0,)))
-    planned = plan(replace(request, clusters=(replace(first, uplink=None), other, third)))
+    silent = [replace(each, uplink=None) for each in request.clusters]
+    planned = plan(replace(request, clusters=(*silent[:2], request.clusters[2])))
     assert [one.unit for one in planned.clusters] == [20]
-    with pytest.raises(InfeasibleRoundError, match="no uplink has gains for 2 channels; add them"):
-        plan(replace(request, clusters=(other,), queues=(0.0,)))
+    with pytest.raises(InfeasibleRoundError, match=r"no uplink to a channel \(channels: 2\)"):
+        plan(replace(request, clusters=tuple(silent)))
+    with pytest.raises(InfeasibleRoundError, match=r"no uplink to a channel \(channels: 0\)"):
+        plan(replace(request, channels=()))
+
+
+def test_an_uplink_without_a_gain_for_each_channel_is_refused() -> None:
+    """Else its unit would never train."""
+    request = request_of(3)
+    first, *others = request.clusters
+    for gains in (), (1.0,), (1.0, 1.0, 1.0):
+        other = replace(first, uplink=replace(first.uplink, gains=gains))
+        with pytest.raises(
+            ConfigError, match=f"^unit 0: {len(gains)} gains, expected 2, one for each"
+        ):
+            replace(request, clusters=(other, *others))
 
 
 def test_estimated_constants_give_kappa_by_its_definition() -> None:
