@@ -11,6 +11,7 @@ from functools import cache
 from itertools import accumulate, islice, pairwise
 from statistics import fmean
 
+from collapipe.errors import ConfigError
 from collapipe.plan import connected
 from collapipe.state import AffineLaw, DeviceProfile, ring_s
 from collapipe.step_law import FORWARD_SHARE, DeviceTimes, HeldStage, StepLaw
@@ -20,6 +21,7 @@ from pipeline.schedule import BACKWARD, FORWARD
 Key = tuple[Hashable, ...]
 DEFAULT, _AUTO = "one_f_one_b", "auto"  # schedules
 _DONE_S = 1e-12
+_MANY = 256  # micro-batches
 _FITS = 5  # simulations until the works explain the measured times
 
 
@@ -254,10 +256,21 @@ def schedules(requested: str, measured: bool) -> tuple[str, ...]:
 @cache
 def in_flight(name: str, num_devices: int) -> tuple[int, ...]:
     """Return of how many micro-batches a device keeps tensors at most with the schedule ``name``,
-    by its place from the end of the pipeline; (): of all micro-batches."""
-    m = num_devices + 2
+    by its place from the end of the pipeline; (): of all micro-batches.
+
+    Raises ``ConfigError`` if a device keeps some of them, but more of more.
+    """
+    m, more = num_devices + 2, num_devices + _MANY
     counts = schedule.kept(name, num_devices, m)[::-1]
-    return () if counts[-1] == m else counts
+    if counts[-1] == m:
+        return ()
+    for few, many in zip(counts, schedule.kept(name, num_devices, more)[::-1], strict=True):
+        if few != many:
+            raise ConfigError(
+                f"pipeline.schedule={name}: a segment keeps {few} of {m} micro-batches, but {many} "
+                f"of {more}; it must keep all, or a constant number; choose another schedule"
+            )
+    return counts
 
 
 def ways(

@@ -39,6 +39,7 @@ OWN = {
     "collapipe/": ("collapipe",),
     # simulates the schedules that run
     "optim/step.py": (
+        "collapipe.errors",
         "collapipe.plan",
         "collapipe.state",
         "collapipe.step_law",

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collapipe.errors import ConfigError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget
 from optim.latency import block_caps, micro_batch_sizes, model_too_large, round_up
 from optim.problem import ClusterProblem, Latency
 from optim.step import in_flight
-from pipeline.schedule import gpipe, one_f_one_b
+from pipeline.schedule import SCHEDULES, Schedule, alternate, gpipe, one_f_one_b
 from tests.optim.discrete_event import Chunk, Sender, makespan
 from tests.optim.laws import pipeline_latency
 
@@ -235,6 +236,22 @@ def test_fewer_micro_batches_in_flight_leave_memory_for_more_blocks() -> None:
 def test_the_first_device_keeps_the_most_micro_batches() -> None:
     assert in_flight("one_f_one_b", 4) == (2, 3, 4, 5)
     assert in_flight("gpipe", 4) == ()
+
+
+@pytest.mark.parametrize("part", [2, 50])
+def test_a_schedule_that_keeps_a_part_of_the_micro_batches_is_refused(
+    monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """A plan's number of micro-batches is not known when their memory is counted."""
+
+    def keeping(num_segments: int, m: int) -> Schedule:
+        return (*((alternate(m // part, m),) * num_segments), alternate(0, m))
+
+    name = f"a {part}th"
+    monkeypatch.setitem(SCHEDULES, name, keeping)
+    message = rf"^pipeline\.schedule={name}: a segment keeps \d of 5 micro-batches, but \d+ of 259;"
+    with pytest.raises(ConfigError, match=message):
+        in_flight(name, 3)
 
 
 positive = st.floats(1e-3, 1e3)
