@@ -14,9 +14,9 @@ from collapipe.state import Channel, ClusterState, DeviceProfile, check_links
 from optim.dssra import Dssra
 from optim.planned import planned
 from optim.planner import Planner, RoundRequest
-from optim.problem import ClusterProblem, Latency, Partition
+from optim.problem import ClusterProblem, Latency, Partition, check_choice
 from optim.solvers import cluster_solver
-from optim.step import in_flight
+from optim.step import in_flight, schedules
 from optim.verified import solve_verified, witnessed
 
 
@@ -52,8 +52,9 @@ def plan_cluster(
     The plan is a pipeline of single devices, in the given order unless memory requires another
     one; devices may be left out. With solver ``shared``, devices with a ``sharing`` law may also
     share stages. ``max_micro_batches`` is at most, and by default, the batch's samples. Memory
-    counts as many micro-batches as a device keeps at its place in the ``schedule``. ``solver`` is a
-    name that ``collapipe plan --solver`` knows; ``seed`` matters only if the solver draws.
+    counts as many micro-batches as a device keeps at its place in the ``schedule``, which cannot be
+    ``auto``, because the laws of time do not differ. ``solver`` is a name that ``collapipe plan
+    --solver`` knows; ``seed`` matters only if the solver draws.
 
     Raises ``ConfigError`` for impossible sizes or unknown names, ``InfeasibleRoundError`` if the
     devices cannot hold the blocks, and ``PlanViolationError`` if the solver's answer is wrong.
@@ -67,6 +68,7 @@ def plan_cluster(
     )
     _check_once("devices", [each.name for each in devices])
     check_links(devices)
+    check_choice("schedule", schedule, schedules("auto", measured=True))
     most = min(requested, batch_size)
     kept = in_flight(schedule, len(devices))
     problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=kept)
@@ -99,7 +101,7 @@ def plan_round(
     ``strategy`` defaults to ``Dssra()``; its ``plan_round`` gets the whole request. ``previous`` is
     the last round's plan, from which the round's number and all queues continue; None plans round 1
     with empty queues. After an infeasible round continue from ``replace(previous,
-    round=previous.round + 1, queues=error.queues)``.
+    round=previous.round + 1, queues=error.queues)``. ``schedule`` may be ``auto``.
 
     Raises ``InfeasibleRoundError`` with the numbers and what would make the round feasible,
     ``ConfigError`` for impossible sizes or a ``previous`` of another number of clusters, and
@@ -108,6 +110,7 @@ def plan_round(
     _check_sizes(clusters=len(clusters), channels=len(channels), num_blocks=num_blocks)
     _check_sizes(batch_size=batch_size, local_steps=local_steps)
     _check_once("clusters", [each.unit for each in clusters])
+    check_choice("schedule", schedule, ("auto", *schedules("auto", measured=True)))
     strategy = Dssra() if strategy is None else strategy
     if isinstance(strategy, type) or not hasattr(strategy, "plan_round"):
         raise ConfigError(f"strategy={one_line(strategy)}: must be an object such as Dssra()")

@@ -306,8 +306,10 @@ class RoundOptions:
         check_choice("segment_price", self.segment_price, SEGMENT_PRICES)
         for field in fields(self):
             value, numeric = getattr(self, field.name), isinstance(field.default, float | int)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise ConfigError(f"{field.name}={value!r}: must be true or false")
             if numeric and not (isinstance(value, Real) and 0 <= float(value) < math.inf):
-                raise ConfigError(f"{field.name}={value}: must be finite and not negative")
+                raise ConfigError(f"{field.name}={value!r}: must be a finite number from 0 on")
         if self.error_budget < _LEAST_BUDGET:
             raise ConfigError(
                 f"error_budget={self.error_budget:g}: must be at least {_LEAST_BUDGET:g}; for no "

@@ -194,8 +194,9 @@ def test_idle_queues_are_longer_than_queues_only_for_scheduled_units() -> None:
         ({"fading": "snow"}, "fading=snow"),
         ({"drift_weight": -1.0}, "drift_weight=-1.0"),
         ({"gamma_max": float("nan")}, "gamma_max=nan"),
-        ({"gamma_max": None}, "gamma_max=None: must be finite"),
-        ({"drift_weight": "1"}, "drift_weight=1: must be finite"),
+        ({"gamma_max": None}, "gamma_max=None: must be a finite number from 0 on$"),
+        ({"drift_weight": "1"}, "drift_weight='1': must be a finite number from 0 on$"),
+        ({"hard_gamma": "no"}, "hard_gamma='no': must be true or false$"),
         ({"drift": "paper", "drift_weight": 0.0}, r"^strategy\.drift_weight=0: drift paper needs"),
     ],
 )

@@ -95,6 +95,8 @@ def test_a_cluster_is_planned_by_any_solver_and_with_fewer_micro_batches() -> No
         ({"max_micro_batches": 0}, "^max_micro_batches=0: "),
         ({"seed": "a"}, "^seed=a: must be a whole number from 0 on$"),
         ({"latency": "sum"}, "^latency=sum: must be one of bound"),
+        ({"schedule": "x"}, "^schedule=x: must be one of gpipe, one_f_one_b$"),
+        ({"schedule": "auto"}, "^schedule=auto: must be one of gpipe, one_f_one_b$"),
         ({"solver": "best"}, "^solver best: must be one of exact"),
     ],
 )
@@ -193,6 +195,7 @@ def test_a_previous_plan_with_impossible_queues_is_refused(name: str) -> None:
         ({"channels": ()}, "^channels=0: must be a whole number from 1 on$"),
         ({"clusters": (*CLUSTERS[:2], CLUSTERS[0])}, "^clusters: 0 is there twice$"),
         ({"batch_size": 0}, "^batch_size=0: "),
+        ({"schedule": "x"}, "^schedule=x: must be one of auto, gpipe, one_f_one_b$"),
         ({"local_steps": 0.5}, r"^local_steps=0\.5: "),
         ({"strategy": Dssra}, "^strategy=<class .*Dssra'>: must be an object such as"),
         ({"strategy": "dssra"}, "^strategy=dssra: must be an object such as"),

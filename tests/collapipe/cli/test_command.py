@@ -128,7 +128,7 @@ def test_bad_input_is_one_line_and_status_2(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["strategy.drift_weight=-1"], "strategy.drift_weight=-1.0: must be finite and not neg"),
+        (["strategy.drift_weight=-1"], "strategy.drift_weight=-1.0: must be a finite number"),
         (["strategy=random", "strategy.num_scheduled=0"], "strategy.num_scheduled=0: must be at"),
         (
             ["strategy=dssra_paper", "strategy.drift=paper", "strategy.drift_weight=0"],
