@@ -73,7 +73,7 @@ class CollaPipeStrategy:
 
     Arrays are the whole model: embedding, blocks and head. If the server has no heads, units
     receive and train the whole model. If the framework does not aggregate, each unit keeps a
-    separate model.
+    separate model. A strategy runs once: its queues, optimisers and ε belong to one run.
 
     ``places`` maps names to units if the run knows names already. The decoder link's threads call
     ``on_step`` after each local step. ``on_account`` receives the number of rounds that ε counts
@@ -103,6 +103,7 @@ class CollaPipeStrategy:
         self.model = GlobalModel(settings)
         self._aggregation = aggregation_of(settings, self.model, self._places.called, on_account)
         screened = settings.framework.aggregate
+        self._ran = False
         self._screen = UpdateScreen(settings.federation.max_update_norm if screened else None)
         if state is not None:
             training = state.training
@@ -111,15 +112,13 @@ class CollaPipeStrategy:
             self.model.server_optimizer.state = training.server_optimizer
             self._screen.past = dict(training.update_norms)
             self._aggregation.restore(training.privacy, account or {})
-        self._arrays: ArrayRecord | None = None  # of the first weights
 
     def initial_arrays(self) -> ArrayRecord:
         """The untrained model, or the checkpoint's model in a resumed run."""
         if self._checkpoint is None:
             first = initial_model(self._settings, self._tokenizer).state_dict()
             self._take({name: tensor.detach() for name, tensor in first.items()})
-        self._arrays = _arrays_of(self.model.whole())
-        return self._arrays
+        return _arrays_of(self.model.whole())
 
     @property
     def epsilon(self) -> float | None:
@@ -159,13 +158,18 @@ class CollaPipeStrategy:
 
         Without ``initial_arrays`` the run begins with the current ``model``. A unit has ``timeout``
         seconds for a round; the default is ``federation.round_timeout_s``.
-        Raises ``ConfigError`` for arrays of another model, and ``ConfigError`` or
-        ``RoundFailedError`` if the nodes are not the run's units.
+        Raises ``ConfigError`` for arrays of another model and for a strategy that has run, and
+        ``ConfigError`` or ``RoundFailedError`` if the nodes are not the run's units.
         """
         settings = self._settings
         if timeout is not None and not 0 < timeout < math.inf:
             raise ConfigError(f"timeout={timeout}: must be seconds above 0, or None")
-        if initial_arrays is not None and initial_arrays is not self._arrays:
+        if self._ran:
+            raise ConfigError(
+                "this strategy has already run; make another CollaPipeStrategy, and pass it the "
+                "result's arrays to go on from them"
+            )
+        if initial_arrays is not None:  # a caller may have changed those of initial_arrays()
             self._take(dict(initial_arrays.to_torch_state_dict()))
         model, packed = self.model, self._tokenizer.pack()
         digests = model.digests_on_units()
@@ -184,6 +188,7 @@ class CollaPipeStrategy:
                 screen=self._screen,
                 timeout_s=settings.federation.round_timeout_s if timeout is None else timeout,
             )
+            self._ran = True
             if self._checkpoint is not None:
                 self._restore(self._checkpoint)
             try:

@@ -4,17 +4,31 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from federated import grid_of, run, settings_of
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from scripted_units import scripted_units
+from scripted_units import UNTRAINED, scripted_units
 
+from collapipe.errors import ConfigError
+from collapipe.runs.rows import make_tokenizer
 from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.rounds.strategy import CollaPipeStrategy
+from server_app.units import Units
 
 ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[CollaPipeStrategy, Grid]:
+    """A new strategy, and units that do not train."""
+    settings = settings_of(tmp_path, UNTRAINED)
+    grid = grid_of(settings, scripted_units())
+    tokenizer = make_tokenizer(settings, Units(grid, settings).rows().values())
+    return CollaPipeStrategy(settings, tokenizer), grid
 
 
 def test_the_documented_server_app_trains_the_same_model(
@@ -38,6 +52,30 @@ def test_the_documented_server_app_trains_the_same_model(
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
     assert list(results[0].train_metrics_clientapp) == [1, 2, 3]
     assert not (tmp_path / "plain").exists()
+
+
+def test_a_run_begins_with_the_arrays_that_it_is_given(
+    made: tuple[CollaPipeStrategy, Grid],
+) -> None:
+    """A caller may have changed the arrays of ``initial_arrays`` in place."""
+    strategy, grid = made
+    arrays = strategy.initial_arrays()
+    for name in [*arrays]:
+        arrays[name] = Array(np.zeros_like(arrays[name].numpy()))
+    found = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=0).arrays
+    assert found is not None and found.keys() == arrays.keys()
+    assert not any(each.numpy().any() for each in found.values())
+
+
+def test_a_strategy_runs_once(made: tuple[CollaPipeStrategy, Grid]) -> None:
+    """Its queues, optimisers and ε belong to one run; a refused start does not count."""
+    strategy, grid = made
+    arrays = strategy.initial_arrays()
+    with pytest.raises(ConfigError, match="timeout"):
+        strategy.start(grid=grid, initial_arrays=arrays, timeout=0)
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
+    with pytest.raises(ConfigError, match="already run; make another CollaPipeStrategy"):
+        strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
 
 
 def test_the_model_is_never_packed_for_flower(tmp_path: Path) -> None:
