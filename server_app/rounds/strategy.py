@@ -116,8 +116,7 @@ class CollaPipeStrategy:
     def initial_arrays(self) -> ArrayRecord:
         """The untrained model, or the checkpoint's model in a resumed run."""
         if self._checkpoint is None:
-            first = initial_model(self._settings, self._tokenizer).state_dict()
-            self._take({name: tensor.detach() for name, tensor in first.items()})
+            self._take_untrained()
         return _arrays_of(self.model.whole())
 
     @property
@@ -137,6 +136,8 @@ class CollaPipeStrategy:
 
         ``evaluate_fn`` is called with the model before the first round and after each one.
         """
+        if num_rounds < 0:
+            raise ConfigError(f"num_rounds={num_rounds}: must be 0 or more")
         result = Result()
         with self.opened(grid, initial_arrays, timeout):
             for round_ in range(num_rounds + 1):
@@ -156,8 +157,8 @@ class CollaPipeStrategy:
     ) -> Iterator[None]:
         """Find the units and keep the decoder link open while the context is open.
 
-        Without ``initial_arrays`` the run begins with the current ``model``. A unit has ``timeout``
-        seconds for a round; the default is ``federation.round_timeout_s``.
+        Without ``initial_arrays`` the run begins with the current ``model``, at first the untrained
+        one. A unit has ``timeout`` seconds for a round, by default ``federation.round_timeout_s``.
         Raises ``ConfigError`` for arrays of another model and for a strategy that has run, and
         ``ConfigError`` or ``RoundFailedError`` if the nodes are not the run's units.
         """
@@ -171,6 +172,8 @@ class CollaPipeStrategy:
             )
         if initial_arrays is not None:  # a caller may have changed those of initial_arrays()
             self._take(dict(initial_arrays.to_torch_state_dict()))
+        elif not self.model.weights:
+            self._take_untrained()
         model, packed = self.model, self._tokenizer.pack()
         digests = model.digests_on_units()
         self._units = Units(grid, settings, packed, model.fixed, digests, self._places)
@@ -203,8 +206,9 @@ class CollaPipeStrategy:
         ``stop``, and ``NonFiniteLossError`` if the training of all units diverged or the new model
         is not finite. Raises ``RoundFailedError`` if all units have failed, ``StorageError`` if no
         unit has disk space for its state, and ``BudgetSpentError`` if the round would exceed
-        ``privacy.max_epsilon``.
+        ``privacy.max_epsilon``, and ``ConfigError`` if the strategy is not open.
         """
+        self._check_open()
         phases, (before, arrivals) = Phases(), self._with_arrivals(self._state, round_)
         decision = self._scheduler.decide(before, round_)
         phases.end("plan")
@@ -234,6 +238,7 @@ class CollaPipeStrategy:
 
     def state(self) -> RunState:
         """Everything on which the next round depends; ``_restore`` is the inverse."""
+        self._check_open()
         heads = self._heads
         training = TrainingState(
             weights=self.model.weights,
@@ -245,6 +250,16 @@ class CollaPipeStrategy:
             privacy=self._aggregation.pack(),
         )
         return RunState(self._state, training)
+
+    def _take_untrained(self) -> None:
+        first = initial_model(self._settings, self._tokenizer).state_dict()
+        self._take({name: tensor.detach() for name, tensor in first.items()})
+
+    def _check_open(self) -> None:
+        if not hasattr(self, "_exchange"):
+            raise ConfigError(
+                "this strategy is not open; run rounds inside `with strategy.opened(grid):`"
+            )
 
     def _take(self, model: Tensors) -> None:
         spec, vocabulary = self._settings.model, self._tokenizer.vocabulary

@@ -78,6 +78,35 @@ def test_a_strategy_runs_once(made: tuple[CollaPipeStrategy, Grid]) -> None:
         strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
 
 
+def test_without_arrays_a_new_strategy_begins_with_the_untrained_model(
+    made: tuple[CollaPipeStrategy, Grid],
+) -> None:
+    strategy, grid = made
+    with strategy.opened(grid):
+        begun = {name: each.clone() for name, each in strategy.model.whole().items()}
+    expected = strategy.initial_arrays().to_torch_state_dict()
+    assert begun.keys() == expected.keys()
+    assert [name for name in begun if not torch.equal(begun[name], expected[name])] == []
+
+
+def test_rounds_in_no_open_strategy_are_refused(
+    made: tuple[CollaPipeStrategy, Grid],
+) -> None:
+    strategy, grid = made
+    with pytest.raises(ConfigError, match=r"^num_rounds=-1: must be 0 or more$"):
+        strategy.start(grid=grid, initial_arrays=strategy.initial_arrays(), num_rounds=-1)
+    _refused_as_not_open(strategy)
+    with strategy.opened(grid):
+        assert strategy.state().training.weights
+    _refused_as_not_open(strategy)
+
+
+def _refused_as_not_open(strategy: CollaPipeStrategy) -> None:
+    for call in (lambda: strategy.run_round(1), strategy.state):
+        with pytest.raises(ConfigError, match=r"not open; .* inside `with strategy\.opened"):
+            call()
+
+
 def test_the_model_is_never_packed_for_flower(tmp_path: Path) -> None:
     with (
         patch("server_app.rounds.strategy.ArrayRecord", wraps=ArrayRecord) as packed,
