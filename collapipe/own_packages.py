@@ -48,6 +48,13 @@ def find_own_packages_first() -> None:
 def error_of_plugin(error: Exception) -> str | None:
     """Return an error with the file and line of a user's own class that raised it, perhaps in a
     library that it called; None if our code raised it."""
+    place = place_in_plugin(error)
+    return place and f"{type(error).__name__}: {one_line(error)} ({place})"
+
+
+def place_in_plugin(error: Exception) -> str | None:
+    """Return the file and line that ``error_of_plugin`` names, without the message, which may have
+    values of rows."""
     own, paths = [_ROOT / name for name in ("collapipe", *NAMES)], sysconfig.get_paths()
     libraries = [Path(paths[name]).resolve() for name in ("stdlib", "purelib", "platlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -57,6 +64,5 @@ def error_of_plugin(error: Exception) -> str | None:
         if any(map(file.is_relative_to, own)):
             return None
         if file.is_file() and not any(map(file.is_relative_to, libraries)):
-            place = f"{file.name}, line {frame.lineno}"
-            return f"{type(error).__name__}: {one_line(error)} ({place})"
+            return f"{file.name}, line {frame.lineno}"
     return None

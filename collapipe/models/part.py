@@ -20,7 +20,7 @@ from torch.optim.sgd import sgd
 
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import drawing_from
-from collapipe.models.split import Head
+from collapipe.models.split import summed_loss
 from collapipe.process.torch_device import CPU, moved
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
@@ -230,6 +230,6 @@ class HeadPart(Part):
         own = hidden.detach().to(self.device).requires_grad_()
         mask, targets = mask.to(self.device), targets.to(self.device)
         with drawing_from(generator):
-            loss = cast(Head, self.module).loss(own, mask, targets) / target_tokens
+            loss = summed_loss(self.module, own, mask, targets) / target_tokens
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), cast(Tensor, own.grad).to(hidden.device)

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.without_values import WithoutValues
 from collapipe.tensors import IGNORED, Batch, Tensors, aligned
@@ -165,13 +166,25 @@ class SplitModel(nn.Module):
             with drawing_from(key.generator(block_name(index), 0)):
                 hidden = block(hidden, batch.mask)
         with drawing_from(key.generator(HEAD, 0)):
-            return cast(Head, self.head).loss(hidden, batch.mask, batch.targets)
+            return summed_loss(self.head, hidden, batch.mask, batch.targets)
 
     @torch.inference_mode()
     def generate(self, batch: Batch, max_length: int) -> list[list[int]]:
         """Return greedy predictions for the batch's inputs."""
         hidden = self.encode(batch.inputs, batch.mask)
         return cast(Head, self.head).generate(hidden, batch.mask, max_length)
+
+
+def summed_loss(head: nn.Module, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of a ``Head``. Raises ``ConfigError`` unless it is one number."""
+    loss: object = cast(Head, head).loss(hidden, mask, targets)
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    described = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+    raise ConfigError(
+        f"model: {type(head).__qualname__}.loss returned {described}, expected the sum over target "
+        "tokens, a tensor of one number"
+    )
 
 
 def through(blocks: Iterable[nn.Module], hidden: Tensor, mask: Tensor) -> Tensor:

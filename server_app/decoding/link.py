@@ -24,6 +24,7 @@ import grpc
 import torch
 
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
+from collapipe.own_packages import error_of_plugin, place_in_plugin
 from collapipe.sections import LinkSettings
 from collapipe.wire.channels import SERVER_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
@@ -178,6 +179,11 @@ class DecoderLinkServer:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except CollaPipeError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception as error:  # else the unit takes it for a broken link and repeats the step
+            own, kind = error_of_plugin(error), type(error).__name__
+            _log.error("the head raised %s", own or kind, exc_info=None if own else error)
+            fault = f"the head raised {kind} ({place_in_plugin(error) or 'in CollaPipe'})"
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{fault}; the server's log has more")
 
     @contextmanager
     def _claimed(self, context: grpc.ServicerContext) -> Iterator[_Claim]:

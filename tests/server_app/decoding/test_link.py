@@ -285,6 +285,35 @@ def test_a_closed_round_does_not_process_waiting_activations(server: DecoderLink
     assert not started.acquire(blocking=False)
 
 
+def test_an_error_of_a_users_head_is_refused_with_its_line_and_not_repeated(
+    server: DecoderLinkServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message may have values of rows; only the server's log has it."""
+    mine, calls = session(0), list[int]()
+
+    def broken(*arguments: Any) -> Any:
+        calls.append(1)
+        raise KeyError("a word of a row")
+
+    mine.part.answer = broken  # type: ignore[method-assign]
+    with DecoderLink(server.open(mine), 0, 3, link_settings(reconnect_s=1), ROWS) as link:
+        link.begin(DropoutKey(0, 0, 4), [batch()], batch().num_targets)
+        link.submit(0, torch.ones(2, 3, 8))
+        with pytest.raises(
+            LinkError, match=r"raised KeyError \(test_link\.py, line \d+\); "
+        ) as end:
+            link.answer(0)
+    assert "a word of a row" not in str(end.value) and "a word of a row" in caplog.text
+    assert calls == [1]
+
+
+def test_a_head_whose_loss_is_not_one_number_is_refused(server: DecoderLinkServer) -> None:
+    mine = session(0)
+    mine.part.module.loss = lambda *arguments: torch.ones(3)  # type: ignore[assignment]
+    with pytest.raises(LinkError, match=r"Decoder\.loss returned \[3\], expected the sum"):
+        train_round(server.open(mine), 0)
+
+
 def test_a_unit_that_stops_early_has_not_finished(server: DecoderLinkServer) -> None:
     mine = session(0)
     train_round(server.open(mine), 0, steps=1)
