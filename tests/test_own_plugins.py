@@ -190,6 +190,29 @@ class Nothing(TransformerSpec):
         run(own / "run", "model._target_=nothing_built.Nothing")
 
 
+def test_a_head_without_a_member_is_refused_in_a_line_that_names_it(own: Path) -> None:
+    """It could train, and fails in every evaluation."""
+    (own / "silent_head.py").write_text("""
+from collapipe.models.transformer import TransformerSpec
+from torch import nn
+
+
+class Silent(TransformerSpec):
+    def build_head(self, vocabulary):
+        head = Head()
+        head.inner = super().build_head(vocabulary)
+        return head
+
+
+class Head(nn.Module):
+    def loss(self, hidden, mask, targets):
+        return self.inner.loss(hidden, mask, targets)
+""")
+    fault = r"^model\.build_head=silent_head\.Head: lacks generate; collapipe\.models\.split\.Head "
+    with pytest.raises(ConfigError, match=fault):
+        run(own / "run", "model._target_=silent_head.Silent", "federation.rounds=1")
+
+
 def test_a_block_that_raises_on_a_unit_is_named_with_its_file_and_line(own: Path) -> None:
     (own / "broken_block.py").write_text("""
 from collapipe.models.transformer import TransformerSpec

@@ -183,7 +183,7 @@ def build(option: str, node: Any) -> Any:
         ) from error
 
 
-def check_members(option: str, plugin: object, seam: type[Any]) -> None:
+def check_members(option: str, plugin: object, seam: type[Any], made_by: str = "_target_") -> None:
     """Raise ``ConfigError`` if ``plugin`` lacks a member of the protocol ``seam``, or has a method
     that takes other arguments; it names the members."""
     wanted = {name for name in vars(seam) if not name.startswith("_")}
@@ -196,7 +196,7 @@ def check_members(option: str, plugin: object, seam: type[Any]) -> None:
         return
     target = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
     described = f"{seam.__module__}.{seam.__name__} describes all members"
-    raise ConfigError(f"{option}._target_={target}: {fault}; {described}")
+    raise ConfigError(f"{option}.{made_by}={target}: {fault}; {described}")
 
 
 def _takes_arguments_of(plugin: object, seam: type[Any], name: str) -> bool:

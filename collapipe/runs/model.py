@@ -19,12 +19,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from collapipe.config import Settings, load_saved
+from collapipe.config.settings import check_members
 from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.frozen import FrozenParts, find, forget, frozen_in, published, whole
 from collapipe.models.kept import quantised_without_values, to_dtype
 from collapipe.models.part import prefixed
-from collapipe.models.split import SplitModel, build_empty, builders, frozen_names, training_names
+from collapipe.models.split import (
+    HEAD,
+    Head,
+    SplitModel,
+    build_empty,
+    builders,
+    frozen_names,
+    training_names,
+)
 from collapipe.models.without_values import WithoutValues
 from collapipe.runs.folder import BASE, check_there, weights_file
 from collapipe.sections import LoraSettings
@@ -62,7 +71,8 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
     """Return the trainable weights of the untrained model, a function of the seed, and its frozen
     ones. Frozen weights that are drawn are written to the folder.
 
-    One part at a time is in memory. Raises ``ConfigError`` if it cannot be read or written.
+    One part at a time is in memory. Raises ``ConfigError`` if it cannot be read or written, or if
+    what is built is no part of a model.
     """
     digests, trained, spec = dict[str, str](), Tensors(), settings.model
     base, building = _base(run_dir, settings, vocabulary, {}), builders(spec, vocabulary)
@@ -71,6 +81,7 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
             name: returned(build(), nn.Module, f"model: building {name}")
             for name, build in building.items()
         }
+    check_members("model", empty[HEAD], Head, "build_head")
     complete = spec.own_tokenizer is not None and spec.head in _COMPLETE
     freezes = any(not each.requires_grad for part in empty.values() for each in part.parameters())
     with torch.random.fork_rng(devices=[]):
