@@ -213,6 +213,26 @@ class Head(nn.Module):
         run(own / "run", "model._target_=silent_head.Silent", "federation.rounds=1")
 
 
+def test_a_model_of_a_users_class_is_refused_for_real_devices_before_training(own: Path) -> None:
+    """They build blocks of CollaPipe's classes only; a run that only plans sends them none."""
+    (own / "my_spec.py").write_text("""
+from collapipe.models.transformer import TransformerSpec
+
+
+class Mine(TransformerSpec):
+    pass
+""")
+    (own / "boxes.yaml").write_text(
+        "batch_size: 4\nmodel: {num_blocks: 4}\nclusters:\n"
+        '  - {name: home, devices: [{name: pi, chunk: {u: 1}, address: "127.0.0.1:9"}]}\n'
+    )
+    options = ["model._target_=my_spec.Mine", "federation.num_units=1", "cluster=devices"]
+    options.append(f"cluster.file={own}/boxes.yaml")
+    with pytest.raises(ConfigError, match=r"^model: blocks of a Mine cannot be built on other "):
+        load_overrides(options)
+    load_overrides([*options, "framework.train=false"])
+
+
 def test_a_block_that_raises_on_a_unit_is_named_with_its_file_and_line(own: Path) -> None:
     (own / "broken_block.py").write_text("""
 from collapipe.models.transformer import TransformerSpec

@@ -73,8 +73,15 @@ def contradictions(settings: Settings) -> Iterator[str]:
 
 
 def faults_in_cluster(settings: Settings, cluster: "ClusterPreset") -> Iterator[str]:
-    """Yield messages for options that do not fit the plug-in ``cluster``."""
+    """Yield messages for options that do not fit the plug-in ``cluster``.
+
+    Raises ``ConfigError`` for a model that its real devices cannot build.
+    """
     real = hasattr(cluster, "roster")
+    if real and settings.framework.train:
+        from collapipe.models.description import describe
+
+        describe(settings.model)
     if settings.pipeline.profile and not real:
         yield (
             "pipeline.profile=true: the devices of this run are simulated in one process, so that "
