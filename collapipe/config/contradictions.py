@@ -21,10 +21,13 @@ def contradictions(settings: Settings) -> Iterator[str]:
     if head not in task.heads:
         from collapipe.models.split import TASKS
 
+        other = "another model: model=huggingface model.name=FOLDER_OR_HUB_ID or model.family=NAME"
+        target = str(value_at(settings.tree, "model._target_"))
+        if target.endswith(".HuggingFaceSpec") and {head, *task.heads} <= {"pooled", "tokens"}:
+            other = f"model.head={task.heads[0]}"
         yield (
             f"task={task.name}: trains a head {' or '.join(task.heads)}, and this model has {head}"
-            f"; set {TASKS.get(str(head), 'another task')}, or another model: model=huggingface "
-            "model.name=FOLDER_OR_HUB_ID or model.family=NAME"
+            f"; set {TASKS.get(str(head), 'another task')}, or {other}"
         )
     if getattr(task, "packing", False) and head in task.heads:
         from collapipe.models.split import packs

@@ -119,6 +119,14 @@ def test_command_line_options_and_family_defaults_reach_the_spec(tmp_path: Path)
     assert (spec.num_blocks, spec.dim) == (4, 16)
 
 
+def test_a_family_with_the_tasks_head_needs_only_another_head(tmp_path: Path) -> None:
+    options = ["task=ner", "data=synthetic", "model=huggingface"]
+    options.append(f"model.name={folder(tmp_path, 'electra')}")
+    with pytest.raises(ConfigError, match=r"set task=classification, or model\.head=tokens$"):
+        load_overrides([*options, "model.head=pooled"])
+    assert load_overrides([*options, "model.head=tokens"]).model.head == "tokens"
+
+
 def test_a_config_without_a_type_needs_the_family(tmp_path: Path) -> None:
     path = str(folder(tmp_path, "bert", model_type=None))
     assert HuggingFaceSpec(path, family="bert").own_config.model_type == "bert"
