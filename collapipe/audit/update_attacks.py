@@ -75,7 +75,8 @@ def _token_table(model: SplitModel) -> str | None:
     names = (
         f"embedding.{name}.weight" for name, each in embedding.named_modules() if each in found
     )
-    return next((name for name in names if model.get_parameter(name).requires_grad), None)
+    trains = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    return next((name for name in names if name in trains), None)
 
 
 def arrived(change: Tensor, precision: str, deviation: float, generator: torch.Generator) -> Tensor:
@@ -118,16 +119,23 @@ def update_of(
 def update_recoveries(
     held: Material, state: State, model: SplitModel
 ) -> Iterator[list[UpdateRecovery]]:
-    """Yield the recoveries from simulated updates of ``model``.
+    """Find the attacked weights, and return an iterator over the recoveries from simulated updates
+    of ``model``, which attacks one size of round at a time.
 
     Rounds have ``NUM_SIZES`` sizes, from one step with few rows to the run's own round. Small
     rounds are also attacked in each precision and with noise, and each round with the run's noise.
     Empty for a size that too few rows make equal to an earlier one, and if no weight that an attack
     uses trains and is sent.
     """
-    settings = held.settings
-    attacked = Attacked.of(settings, model, held.tokenizer.vocabulary.num_labels)
-    precision = settings.compression.upload
+    labels = held.tokenizer.vocabulary.num_labels
+    return _by_size(held, state, model, Attacked.of(held.settings, model, labels))
+
+
+def _by_size(
+    held: Material, state: State, model: SplitModel, attacked: Attacked
+) -> Iterator[list[UpdateRecovery]]:
+    """Yield as ``update_recoveries`` returns."""
+    settings, precision = held.settings, held.settings.compression.upload
     one = UpdateCondition(state, 1, 1, "float32" if precision == "auto" else precision)
     noise, there = settings.privacy.noise_multiplier, len(held.examples.lengths)
     sizes = *((rows, 1) for rows in _ROWS), (settings.batch_size, settings.federation.local_steps)

@@ -11,7 +11,7 @@ import pytest
 from report_page import Page
 from torch import Tensor
 
-from collapipe.audit import attack, inverters
+from collapipe.audit import attack, inverters, update_attacks
 from collapipe.audit.attack import _targets, audit
 from collapipe.audit.inverters import Public
 from collapipe.audit.material import Material
@@ -151,6 +151,18 @@ def test_inverters_are_fitted_on_public_rows_only(
     tokens = load_model(run)[2].encode(sources(50))
     ids = sorted(token for row in tokens for token in row)
     assert sorted(seen[1].tolist()) == ids
+
+
+def test_a_fault_in_the_attacked_weights_ends_an_audit_before_its_slow_attacks(
+    run: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(model: object) -> None:
+        raise RuntimeError("no table")
+
+    monkeypatch.setattr(update_attacks, "_token_table", failing)
+    monkeypatch.setattr(attack, "_by_cut", lambda *_: pytest.fail("began the slow attacks"))
+    with pytest.raises(RuntimeError, match="no table"):
+        audit(Material.of(run, (), None, runs / "public.txt", 3), trained_rounds=1)
 
 
 @pytest.mark.thorough

@@ -25,6 +25,7 @@ from collapipe.audit.update_attacks import (
     update_recoveries,
 )
 from collapipe.config import load_overrides
+from collapipe.models.lora import LoraSpec
 from collapipe.models.split import ModelSpec, SplitModel
 
 LABELLED = (
@@ -159,6 +160,13 @@ def test_the_attacked_embedding_is_that_of_the_tokens(name: str, head: str, tmp_
     assert table is not None
     tokens = ("word_embeddings", "wte", "embed_tokens", "shared", "tok_embeddings")
     assert spec.names.to_original(table).split(".")[-2] in tokens
+
+
+@pytest.mark.parametrize("quantization", [None, "nf4"])
+def test_a_narrow_table_of_tokens_does_not_train(tmp_path: Path, quantization: str | None) -> None:
+    base = cast(ModelSpec, spec_of(tmp_path, "llama", "causal"))
+    spec = LoraSpec(base, rank=2, kept="bfloat16", quantization=quantization)
+    assert _token_table(SplitModel(spec, VOCABULARY)) is None
 
 
 def test_a_larger_table_of_positions_that_comes_first_is_not_attacked() -> None:
