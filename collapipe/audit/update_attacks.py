@@ -45,8 +45,6 @@ class Attacked(NamedTuple):
     @classmethod
     def of(cls, settings: Settings, model: SplitModel, labels: int) -> "Attacked":
         """Return the attacked settings of a run's units, for a task with ``labels`` labels."""
-        if not settings.framework.aggregate:
-            return cls(None, None)
         sends_head = settings.model.head == "pooled" and settings.units_have_heads
         biases = [
             f"head.{name}"

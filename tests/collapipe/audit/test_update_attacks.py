@@ -42,7 +42,7 @@ def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def held(folder: Path, *further: str) -> Material:
+def held(folder: Path, *further: str, unit: int | None = None) -> Material:
     """A run of one round, and public rows of another seed."""
     mine = [each for each in federated.TINY if not each.startswith(("task.", "model."))]
     options = [*mine, *LABELLED, *further, f"hydra.run.dir={folder}", "federation.rounds=1"]
@@ -50,7 +50,7 @@ def held(folder: Path, *further: str) -> Material:
     federated.train(federated.grid_of(settings), settings)
     public = folder / "public.txt"
     public.write_text("\n".join(settings.task.splits(7).train["text"][:60]) + "\n")
-    return Material.of(folder, (), None, public, 40)
+    return Material.of(folder, (), unit, public, 40)
 
 
 def recovered(material: Material) -> list[UpdateRecovery]:
@@ -145,11 +145,20 @@ def test_more_noise_reveals_fewer_tokens(tmp_path: Path, monkeypatch: pytest.Mon
     assert chance is not None and drowned < 0.9
 
 
-def test_adapters_have_no_embedding_update_and_pipelines_no_update_at_all(tmp_path: Path) -> None:
+def test_adapters_have_no_embedding_update(tmp_path: Path) -> None:
     material = held(tmp_path, "adapter=lora")
-    attacked = Attacked.of(material.settings, material.model, 4)
-    assert attacked.embedding is None
-    assert not any(Attacked.of(load_overrides(["framework=pipeline"]), material.model, 4))
+    assert Attacked.of(material.settings, material.model, 4).embedding is None
+
+
+@pytest.mark.usefixtures("_few_rounds")
+def test_units_whose_models_are_not_averaged_reveal_their_tokens(tmp_path: Path) -> None:
+    """The server stores each unit's weights after each round, without a mask."""
+    found = recovered(held(tmp_path, "framework=pipeline", unit=1))
+    assert found
+    for each in found:
+        assert each.tokens is not None and each.labels is not None
+        if (each.condition.precision, each.condition.noise_multiplier) == ("float32", 0):
+            assert each.tokens.value == 1
 
 
 @pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
