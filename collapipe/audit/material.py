@@ -20,6 +20,7 @@ from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import ModelSpec, SplitModel, build_empty, masks_for
 from collapipe.models.stem import StemSpec
 from collapipe.runs.model import load_model
+from collapipe.runs.reading import reported_labels
 from collapipe.runs.rows import load_rows
 from collapipe.seeds import derive
 from collapipe.tasks.chat import Chat
@@ -143,8 +144,9 @@ def travelled(rows: Tensor, precision: str, noise: float, generator: torch.Gener
 class Material:
     """A finished run, and private and public rows as ``Texts`` and as training examples.
 
-    Public examples have no labels. ``unit`` selects a model if each unit has one. ``public_sha256``
-    is the hash of the whole file."""
+    Public examples have no labels. ``unit`` selects a model if each unit has one. ``label_counts``
+    are the units' training rows of each label, [c], as they reported them. ``public_sha256`` is the
+    hash of the whole file."""
 
     settings: Settings
     model: SplitModel
@@ -154,6 +156,7 @@ class Material:
     public: Texts
     examples: Examples
     public_examples: Examples
+    label_counts: Tensor
     public_sha256: str
 
     @classmethod
@@ -170,7 +173,7 @@ class Material:
         known, vocabulary = settings.task.inputs(texts, tokenizer), tokenizer.vocabulary
         task = settings.task  # packed conversations do not see each other: as each alone
         encode = task.encode_apart if isinstance(task, Chat) else task.encode
-        private = encode(held, tokenizer)
+        private, reported = encode(held, tokenizer), reported_labels(run_dir)
         return cls(
             settings,
             model,
@@ -180,6 +183,7 @@ class Material:
             Texts.of(known, vocabulary, f"--public {public}"),
             private,
             known,
+            torch.tensor([float(reported[label]) for label in tokenizer.labels]),
             hashlib.sha256(public.read_bytes()).hexdigest(),
         )
 

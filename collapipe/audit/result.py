@@ -83,8 +83,9 @@ class UpdateRecovery:
     """Share of the words and labels of a round's rows recovered from an update, over ``rounds``.
 
     Words count once, in any order; ``rare_tokens`` as in ``Recovery``. The ``usual`` shares are the
-    baseline without the update: the most frequent words of the public text, and the labels that
-    units report at the start. None marks values that are not sent or do not train.
+    baseline without the update: the most frequent words of the public text, and labels by the
+    counts of training rows that units report at the start. None marks values that are not sent or
+    do not train.
     """
 
     condition: UpdateCondition

@@ -36,7 +36,7 @@ _GROUPS: dict[str, tuple[str, Callable[[Condition], str]]] = {  # title, name of
 _UPDATE_TITLE = "By what a unit's update tells of a round's rows"
 _UPDATE_COLUMNS = (
     *("", "tokens", "rare tokens", "most frequent tokens"),
-    *("labels", "labels, by what units tell"),
+    *("labels", "labels, by the counts that units report"),
 )
 _UPDATE_SHARES = "tokens", "rare_tokens", "usual_tokens", "labels", "usual_labels"
 _LOOKS = {  # colour and mark

@@ -252,7 +252,7 @@ class _Words:
 class _Labels:
     """The attack on labels. Labels' shares of a round's rows, [c], are estimated as ``level`` +
     ``slope``·change of their bias, the weight ``name``. The baseline without the update is
-    ``usual``."""
+    ``usual``, the shares of labels in all training rows."""
 
     name: str
     level: Tensor
@@ -279,8 +279,8 @@ class _Labels:
         level, moved = torch.stack(shares), torch.stack(changes)
         across = moved - moved.mean(0)
         slope = float((across * (level - level.mean(0))).sum() / across.square().sum().clamp(1e-30))
-        every = held.examples.batch(range(len(held.examples.lengths)))
-        return cls(name, level.mean(0) - slope * moved.mean(0), slope, _shares([every], size))
+        usual = held.label_counts / held.label_counts.sum().clamp(min=1)
+        return cls(name, level.mean(0) - slope * moved.mean(0), slope, usual)
 
     def counted(self, batches: Sequence[Batch], changes: Tensors) -> list[int]:
         """Return numbers of labels and of correct guesses, from the change and from ``usual``."""

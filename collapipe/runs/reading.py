@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -143,6 +144,14 @@ def read_run(folder: Path) -> Run:
     return Run(folder, version, text, tree, rounds, summary, rows, choices, names)
 
 
+def reported_labels(run_dir: Path) -> Counter[str]:
+    """Return how many training rows of each label all units reported; empty if the run ended
+    before that. Raises ``ConfigError`` for an invalid file."""
+    found = _read(_SHARDS, run_dir / "shards.json")
+    counts = [Counter(shard.labels) for shard in found.shards] if found else []
+    return sum(counts, Counter[str]())
+
+
 def latest_run(outputs: Path = Path("outputs")) -> Path:
     """Return the folder below ``outputs`` of the run that last began or ended a round.
 
@@ -202,6 +211,7 @@ class _Tree(BaseModel):
 class _Shard(BaseModel):
     unit: int
     rows: int
+    labels: dict[str, _Whole] = {}
     name: str = ""
 
 

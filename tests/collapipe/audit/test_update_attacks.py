@@ -196,6 +196,19 @@ def test_a_larger_table_of_positions_that_comes_first_is_not_attacked() -> None:
 
 
 @pytest.mark.usefixtures("_few_rounds")
+def test_labels_without_the_update_are_guessed_by_the_units_training_rows(tmp_path: Path) -> None:
+    """The attacked rows are others: their own labels would be the answer."""
+    material = held(tmp_path)
+    rows = (task := material.settings.task).splits(material.settings.seed).train
+    counts, names = task.label_counts(rows), material.tokenizer.labels
+    name = Attacked.of(material.settings, material.model, len(names)).bias
+    assert name is not None
+    usual = update_attacks._Labels.fitted(material, material.model, name, 4, 1).usual
+    assert torch.allclose(usual, torch.tensor([counts[each] / len(rows) for each in names]))
+    assert usual.sum() == pytest.approx(1)
+
+
+@pytest.mark.usefixtures("_few_rounds")
 def test_sizes_that_too_few_rows_make_equal_are_attacked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
