@@ -1,7 +1,7 @@
 """The page of several runs, grouped by configuration: curves, figures, and paired differences."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from collapipe.config.trust import PLUGINS
 from collapipe.errors import ConfigError
 from collapipe.formatting import counted
 from collapipe.run_report import charts, learning
+from collapipe.run_report.comparable import how_tested, how_trained, how_validated
 from collapipe.run_report.html import Markup, join, note, table, tag, whole_page
 from collapipe.runs.evidence import over_seeds
 from collapipe.runs.reading import NO_UPLOADS, Run
@@ -17,6 +18,7 @@ from collapipe.runs.reading import NO_UPLOADS, Run
 _SEED, _VERSION = "seed", "version"
 _FIRST = ("framework", "strategy")  # in names of configurations
 _MOST_TEXT = 60  # characters of an option's value
+_OTHERWISE = "measured differently"
 _ABSENT = object()
 
 
@@ -38,9 +40,14 @@ class Group:
         return f"{self.mark} {self.name}"
 
 
+def _alike(run: Run) -> object:
+    """Return how a run measures any figure of the same name: as all runs do."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure by which runs are compared.
+    """A figure by which runs are compared, if ``how`` returns the same for them.
 
     ``relative`` differences are shown in percent of the reference. ``uploads`` marks modelled
     figures that may exclude uploads.
@@ -49,6 +56,7 @@ class Measure:
     name: str
     relative: bool = True
     uploads: bool = False
+    how: Callable[[Run], object] = _alike
 
 
 Measured = Mapping[Measure, Mapping[Path, float]]
@@ -136,10 +144,14 @@ def _measured(runs: Sequence[Run]) -> Measured:
 def _of_run(run: Run) -> Iterator[tuple[Measure, float | None]]:
     """Yield a run's value of each measure, None if missing, in the same order for every run."""
     rounds, kind, test = run.rounds, run.clock_kind, run.summary.metric if run.summary else None
-    yield Measure(f"test {test.name if test else ''}", False), test.value if test else None
-    for name, of in (("training", learning.TRAIN_LOSS), ("validation", learning.EVALUATION_LOSS)):
+    tested = Measure(f"test {test.name if test else ''}", relative=False, how=how_tested)
+    yield tested, test.value if test else None
+    for name, of, how in (
+        ("training", learning.TRAIN_LOSS, how_trained),
+        ("validation", learning.EVALUATION_LOSS, how_validated),
+    ):
         last = next((loss for line in rounds[::-1] if (loss := of(line)) is not None), None)
-        yield Measure(f"{name} loss, last", False), last
+        yield Measure(f"{name} loss, last", relative=False, how=how), last
     clock = Measure(f"clock, s {kind}", uploads=kind == "modelled")
     yield clock, rounds[-1].clock_s if rounds else None
     delays = [line.cost.delay_s for line in rounds if line.plan.clusters]
@@ -203,7 +215,8 @@ def _pairs(groups: Sequence[Group], known: Measured) -> Markup:
     explanation = (
         f"Each configuration minus the first one, {reference.title}: differences of runs with the "
         "same seed, their mean and its 95 % interval. % is of the first one's figure. Where one of "
-        "the two leaves uploads out, or some of them, there is no difference to tell."
+        "the two leaves uploads out, or some of them, there is no difference to tell. Losses are "
+        "compared if task, data and tokeniser are the same, test metrics if their signatures are."
     )
     columns = ["", *(group.title for group in others)]
     return join(table(columns, rows, "Differences of configurations"), note(explanation))
@@ -216,6 +229,8 @@ def _difference(
     common = sorted(set(values) & set(base))
     if not common or (measure.relative and not all(base[seed] for seed in common)):
         return "–"
+    if any(measure.how(group.runs[n]) != measure.how(reference.runs[n]) for n in common):
+        return join("–", _small(_OTHERWISE))
     kinds = {each.runs[seed].missing_uploads for each in (group, reference) for seed in common}
     if measure.uploads and kinds not in ({""}, {NO_UPLOADS}):
         return join("–", _small(NO_UPLOADS))

@@ -57,6 +57,7 @@ class Run:
     shard_rows: dict[int, int]
     choices: dict[str, str]
     names: dict[int, str] = field(default_factory=dict)  # of units, if their owners named them
+    predicts_labels: bool = False  # or else tokens
 
     def called(self, unit: int) -> str:
         """Return a unit's name, or a text such as ``unit 0``."""
@@ -141,7 +142,8 @@ def read_run(folder: Path) -> Run:
     choices = _read(_CHOICES, folder / "choices.json")
     if choices is None:
         raise ConfigError(f"{folder / 'choices.json'}: is missing; restore it")
-    return Run(folder, version, text, tree, rounds, summary, rows, choices, names)
+    labelled = bool(shards and shards.labels)
+    return Run(folder, version, text, tree, rounds, summary, rows, choices, names, labelled)
 
 
 def reported_labels(run_dir: Path) -> Counter[str]:
@@ -217,6 +219,7 @@ class _Shard(BaseModel):
 
 class _Shards(BaseModel):
     shards: list[_Shard]
+    labels: list[str] = []
 
 
 _LINE, _SUMMARY, _SHARDS = TypeAdapter(RoundReport), TypeAdapter(Summary), TypeAdapter(_Shards)

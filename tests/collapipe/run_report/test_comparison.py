@@ -1,14 +1,17 @@
 """``collapipe report RUN_DIR RUN_DIR …`` groups runs and compares them seed by seed."""
 
+import json
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_run import SKIPPED, made_lines, make_run, without_uploads, write_lines
+import yaml
+from made_run import SKIPPED, made_lines, make_run, without_uploads, write_lines, write_summary
 from report_page import Page
 
+from collapipe.config.trust import read_tree
 from collapipe.run_report.learning import TRAIN_LOSS, Curve
 from collapipe.runs.reading import read_run
 
@@ -173,6 +176,82 @@ def test_measured_clocks_are_compared_even_if_uploads_are_not_modelled(
         (folder / "config.yaml").write_text(config)
     first, second = report(*runs).rows("clock, s measured")
     assert "uploads" not in first[2] and "%" in second[1]
+
+
+_PERPLEXITY = "per token of the run's tokeniser:context={}:rows=8"
+
+
+@pytest.mark.parametrize(
+    ("signatures", "tokenisers", "compared"),
+    [
+        (("nrefs:1|tok:13a", "nrefs:1|tok:13a"), ("bytes", "federated"), True),
+        (("nrefs:1|tok:13a", "nrefs:1|tok:13a|mean of 3 units' models"), ("bytes",) * 2, True),
+        (("nrefs:1|tok:13a", "nrefs:1|tok:zh"), ("bytes",) * 2, False),
+        ((_PERPLEXITY.format(16), _PERPLEXITY.format(32)), ("bytes",) * 2, False),
+        ((_PERPLEXITY.format(16),) * 2, ("bytes", "federated"), False),
+        ((_PERPLEXITY.format(16),) * 2, ("bytes",) * 2, True),
+    ],
+)
+def test_metrics_with_different_signatures_or_per_token_of_different_tokenisers_are_not_compared(
+    tmp_path: Path,
+    report: Callable[..., Page],
+    signatures: tuple[str, str],
+    tokenisers: tuple[str, str],
+    compared: bool,
+) -> None:
+    runs = [make_run(tmp_path / str(weight), drift_weight=weight) for weight in (1, 2)]
+    for run, signature, tokeniser in zip(runs, signatures, tokenisers, strict=True):
+        with (run / "config.yaml").open("a") as config:
+            config.write(f"data:\n  tokenizer: {tokeniser}\n")
+        metric = {"name": "m", "value": 9.5, "signature": signature, "extra_metrics": {}}
+        write_summary(run, status="completed", error=None, metric=metric)
+    figures, (_, difference) = report(*runs, "--output", tmp_path / "r.html").rows("test m")
+    assert figures[1:] == ["9.5", "9.5"]
+    assert difference == ("+0" if compared else "– measured differently")
+
+
+@pytest.mark.parametrize(
+    ("option", "labels", "compared"),
+    [
+        ("task: {_target_: mine.Other}", [], False),
+        ("task: {_target_: collapipe.tasks.dates.Dates, max_length: 16}", [], False),
+        ("task: {_target_: collapipe.tasks.dates.Dates, max_length: 16}", ["a", "b"], True),
+        ("task: {_target_: collapipe.tasks.dates.Dates, train_rows: 9}", [], True),
+        ("task: {_target_: collapipe.tasks.dates.Dates, vocabulary: 99}", [], False),
+        ("data: {tokenizer: bytes}", [], False),
+        ("data: {tokenizer: federated}", [], True),
+        ("data: {max_eval_samples: 9}", ["a", "b"], False),
+        ("data: {max_train_samples: 9, partitioner: {alpha: 0.1}}", [], True),
+        ("model: {name: other, pretrained: true}", [], False),
+        ("model: {name: other, pretrained: true}", ["a", "b"], True),
+        ("model: {name: other, pretrained: false}", [], True),
+        ("compression: {upload: int8}", [], True),
+        ("privacy: {clip_norm: 1.0}", [], True),
+    ],
+)
+def test_losses_of_different_tasks_data_or_tokenisers_are_not_compared(
+    tmp_path: Path, report: Callable[..., Page], option: str, labels: list[str], compared: bool
+) -> None:
+    runs = [make_run(tmp_path / name) for name in "ab"]
+    config = read_tree(runs[1] / "config.yaml")[1] | yaml.safe_load(option)
+    (runs[1] / "config.yaml").write_text("# CollaPipe 9.8.7\n" + json.dumps(config))
+    for run in runs:
+        (run / "shards.json").write_text(json.dumps({"labels": labels, "shards": []}))
+    page = report(*runs, "--output", tmp_path / "report.html")
+    for loss in ("training loss, last", "validation loss, last"):
+        assert page.rows(loss)[1][1] == ("+0" if compared else "– measured differently")
+
+
+def test_validation_losses_on_different_rows_are_not_compared(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    """The signature of the last validation names them."""
+    lines = list(made_lines(20))
+    lines[-1]["metric"]["signature"] += ":rows=9"
+    write_lines(runs[3], lines)
+    page = report(runs[0], runs[3])
+    shown = [page.rows(f"{name} loss, last")[1][1] for name in ("training", "validation")]
+    assert shown == ["+0", "– measured differently"]
 
 
 def test_skipped_rounds_do_not_count_in_the_mean_delay(
