@@ -1,11 +1,16 @@
-"""Options that were set and have no effect with the other options."""
+"""Options that were set and have no effect with the other options.
+
+Options that a framework does not use are not refused: sweeps over frameworks set them for all.
+"""
 
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 from collapipe.config.resolved import value_at
 from collapipe.config.settings import Settings
+from collapipe.config.trust import PLUGINS
 from collapipe.sections import LoraSettings
 
 _OF_TOKENIZER = {
@@ -16,7 +21,8 @@ _OF_TOKENIZER = {
 
 def idle_options(settings: Settings) -> Iterator[str]:
     """Yield an error message for each option that differs from its default and is not used."""
-    for option, default, why in [*_of_optimizers(settings), *_of_privacy(settings)]:
+    of_sections = _of_optimizers(settings), _of_privacy(settings), _of_messages(settings)
+    for option, default, why in chain(*of_sections):
         value = value_at(settings.tree, option)
         if value != default:
             yield f"{option}={value}: {why}; set {option}={_as_yaml(default)}"
@@ -56,6 +62,22 @@ def _of_privacy(settings: Settings) -> Iterator[tuple[str, Any, str]]:
     if not settings.privacy.secure_aggregation:
         why = "privacy.secure_aggregation=false shares no keys among units"
         yield "privacy.threshold", 2 / 3, why
+
+
+def _of_messages(settings: Settings) -> Iterator[tuple[str, Any, str]]:
+    """Yield as ``_of_optimizers`` does, for options of what units and server send."""
+    if settings.decoder.mode == "control_unit":
+        why = "with decoder.mode=control_unit the server sends no gradients"
+        yield "compression.gradient", "float32", why
+    given, target = (value_at(settings.tree, f"strategy.{n}") for n in ("error_budget", "_target_"))
+    ours = str(target).partition(".")[0] in PLUGINS  # a user's strategy may use it otherwise
+    if given is not None and ours and not settings.compression.decided:
+        why = "neither compression.upload nor compression.activation is auto"
+        yield "strategy.error_budget", 1e-3, why
+    tokenizer = settings.data.tokenizer or settings.model.own_tokenizer
+    if tokenizer not in (None, "federated"):
+        why = f"the run's tokeniser, {tokenizer}, is not made of the units' words"
+        yield "data.tokenizer_min_rows", 1, why
 
 
 def _of_data(settings: Settings) -> Iterator[str]:

@@ -215,6 +215,22 @@ def test_each_framework_sets_its_differences_and_training_can_be_disabled(name: 
     assert again.framework == replace(expected, train=False)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["framework=pipeline", "server_optimizer=fedadam", "federation.max_update_norm=null"],
+        ["framework=vanilla_fl", "pipeline.num_segments=2", "compression=int8"],
+        ["decoder.mode=control_unit", "compression=int8"],
+        ["compression=auto", "strategy.error_budget=0.1"],
+        ["data.tokenizer=federated", "data.tokenizer_min_rows=2"],
+    ],
+)
+def test_groups_and_sweeps_may_set_options_that_a_framework_does_not_use(
+    options: list[str],
+) -> None:
+    load_overrides(options)
+
+
 def test_the_default_is_one_channel_per_unit_and_the_paper_has_four() -> None:
     five = load_overrides(["federation.num_units=5"])
     assert five.build("channel").num_channels == 5
