@@ -2,8 +2,7 @@
 
 import functools
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -73,17 +72,13 @@ def test_an_override_without_a_valid_option_name_is_refused(bad: str) -> None:
         composed([bad])
 
 
-@contextmanager
-def _no_daemons(*_: object) -> Iterator[list[object]]:
-    yield []
-
-
 def test_up_passes_on_an_inventory_path_with_special_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "jürgen, it's [1].yaml"
     given: list[str] = []
-    monkeypatch.setattr(up, "_daemons", _no_daemons)
+    monkeypatch.setattr(up, "started", lambda *_: nullcontext({}))
+    monkeypatch.setattr(up, "_devices", lambda *_: [])
     monkeypatch.setattr(up, "run_command", lambda arguments: given.extend(arguments) or 0)
     up.up(1, 1, file, "1GB", ["run", "seed=1"], [])
     values = {each.key_or_group: each.value() for each in parse(given[1:])}
