@@ -60,8 +60,8 @@ def _token_table(model: SplitModel) -> str | None:
     positions may be the larger one."""
     embedding, ids, found = model.embedding.eval(), torch.tensor([[2, 0, 1]]), set[nn.Module]()
 
-    def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if torch.equal(args[0], ids):
+    def look(module: nn.Module, args: tuple[object, ...]) -> None:  # Marian's positions get a shape
+        if any(isinstance(each, Tensor) and torch.equal(each, ids) for each in args):
             found.add(module)
 
     tables = [each for each in embedding.modules() if isinstance(each, nn.Embedding)]

@@ -179,13 +179,17 @@ def test_a_narrow_table_of_tokens_does_not_train(tmp_path: Path, quantization: s
 
 
 def test_a_larger_table_of_positions_that_comes_first_is_not_attacked() -> None:
+    class Positions(nn.Embedding):
+        def forward(self, shape: torch.Size) -> Tensor:
+            return super().forward(torch.arange(shape[1]))
+
     class Tables(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.positions, self.tokens = nn.Embedding(99, 4), nn.Embedding(9, 4)
+            self.positions, self.tokens = Positions(99, 4), nn.Embedding(9, 4)
 
         def forward(self, ids: Tensor) -> Tensor:
-            found: Tensor = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+            found: Tensor = self.tokens(ids) + self.positions(ids.shape)
             return found
 
     model: Any = nn.ModuleDict({"embedding": Tables()})
