@@ -212,9 +212,9 @@ class Trouble:
     ``neighbour`` is the name of the one that may have caused it.
     """
 
-    kind: str
+    kind: Text
     message: str
-    neighbour: str | None = None
+    neighbour: Text | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +256,15 @@ def neighbour_name(side: str, place: int) -> str:
 
 def place_of(name: str) -> tuple[str, int] | None:
     """Return the side and number that ``neighbour_name`` has joined; None for any other text."""
-    side, _, number = name.partition("-")
-    known = side in (BEFORE, SHARE, BEHIND) and number.isascii() and number.isdigit()
-    return (side, int(number)) if known and int(number) < _MOST_SHARES else None
+    return _PLACES.get(name)
+
+
+# Looked up instead of parsed: other machines send these names, and int() fails on long ones.
+_PLACES = {
+    neighbour_name(side, place): (side, place)
+    for side in (BEFORE, SHARE, BEHIND)
+    for place in range(_MOST_SHARES)
+}
 
 
 def secret_for(session: str, name: str) -> str:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from collapipe.errors import WireError
 from pipeline.devices import messages
-from pipeline.devices.messages import PartHeader, packed, unpacked
+from pipeline.devices.messages import PartHeader, Trouble, packed, place_of, unpacked
 
 
 def test_the_validator_of_a_message_type_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -12,3 +13,18 @@ def test_the_validator_of_a_message_type_is_built_once(monkeypatch: pytest.Monke
     assert unpacked(PartHeader, packed(header)) == header
     monkeypatch.setattr(messages, "TypeAdapter", None)
     assert unpacked(PartHeader, packed(header)) == header
+
+
+def test_only_names_of_neighbours_have_a_place() -> None:
+    assert place_of("behind-127") == ("behind", 127)
+    others = "before-" + "9" * 5000, "before-128", "before-01", "before-", "before-x", "above-0", ""
+    assert not any(map(place_of, others))
+
+
+@pytest.mark.parametrize("long", ["kind", "neighbour"])
+def test_the_names_in_an_error_report_are_limited(long: str) -> None:
+    names = {"kind": "HopError", "neighbour": "before-0"}
+    report = Trouble(message="x", **names)
+    assert unpacked(Trouble, packed(report)) == report
+    with pytest.raises(WireError, match=long):
+        unpacked(Trouble, packed(Trouble(message="x", **(names | {long: "9" * 5000}))))

@@ -1,0 +1,41 @@
+"""A device that reports invalid messages is lost; the round continues with the same bits."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from device_cluster import Result, Work, daemons, device_name, plan_of
+
+from collapipe.wire.frames import Frame
+from pipeline.devices.daemon.server import Daemon
+from pipeline.devices.daemon.session import Session
+from pipeline.devices.hops import HopError
+
+NAMES = [device_name(k) for k in range(3)]
+PLAN = plan_of(NAMES, (1, 2, 1))
+
+
+@pytest.fixture(scope="module")
+def expected() -> Result:
+    """The round without a loss."""
+    return Work().inline(PLAN)
+
+
+@contextmanager
+def reporting(error: Exception) -> Iterator[list[Daemon]]:
+    """Three daemons, of which the second one reports ``error`` at each BEGIN."""
+    begin = Session._begin
+    with daemons(3) as there, pytest.MonkeyPatch.context() as patch:
+
+        def refuse(self: Session, frame: Frame) -> None:
+            if there[1]._session is self:
+                raise error
+            begin(self, frame)
+
+        patch.setattr(Session, "_begin", refuse)
+        yield there
+
+
+def test_an_impossible_neighbour_in_a_report_is_the_reporters_fault(expected: Result) -> None:
+    with reporting(HopError("before-" + "9" * 5000, "x")) as there:
+        assert Work().remote(PLAN, there, lost=[NAMES[1]]).equals(expected)
