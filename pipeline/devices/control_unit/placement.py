@@ -342,6 +342,10 @@ class Placement:
                 ends = before.devices[a], after.devices[b]
                 yield _Pair(ends[0], neighbour_name(BEHIND, b), ends[1], neighbour_name(BEFORE, a))
 
+    def _dialled_by(self, name: str) -> list[_Pair]:
+        """The pairs of which the device dials the second one: none if hops are relayed."""
+        return [] if self.cluster.relay else [each for each in self._pairs() if each.first == name]
+
     def _description(self, name: str, sessions: Mapping[str, str]) -> SegmentDescription:
         segment = self._segment(name)
         stage = self.plan.segments.index(segment)
@@ -349,7 +353,6 @@ class Placement:
         own = segment.shares_of(name)
         around = [None, *self.plan.segments, None][stage : stage + 3 : 2]
         rows_before, rows_behind = (each.parts if each else (1,) for each in around)
-        pairs = () if self.cluster.relay else self._pairs()
         part = sum(segment.rows[own.start : own.stop]) / sum(segment.rows)
         m = self.plan.num_micro_batches
         kept = schedule.kept(self.plan.schedule, len(self.plan.segments), m)
@@ -381,8 +384,7 @@ class Placement:
                     neighbour=pair.name_of_second,
                     secret=secret_for(sessions[pair.second], pair.name_of_first),
                 )
-                for pair in pairs
-                if pair.first == name
+                for pair in self._dialled_by(name)
             ),
         )
 
@@ -455,6 +457,9 @@ class Placement:
             trouble = self.trouble(error.device)
             if trouble is None or trouble.neighbour is None or error.device not in self.names:
                 return None
+            dialled = {pair.name_of_second for pair in self._dialled_by(error.device)}
+            if trouble.kind == UndialledError.__name__ and trouble.neighbour not in dialled:
+                return None  # else each such report would repeat the recovery without a loss
             name, own = trouble.neighbour, segments.index(self._segment(error.device))
         if (at := place_of(name)) is None:
             return None

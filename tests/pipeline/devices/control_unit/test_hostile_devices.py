@@ -7,9 +7,10 @@ import pytest
 from device_cluster import Result, Work, daemons, device_name, plan_of
 
 from collapipe.wire.frames import Frame
+from pipeline.devices.control_unit import placement
 from pipeline.devices.daemon.server import Daemon
 from pipeline.devices.daemon.session import Session
-from pipeline.devices.hops import HopError
+from pipeline.devices.hops import HopError, UndialledError
 
 NAMES = [device_name(k) for k in range(3)]
 PLAN = plan_of(NAMES, (1, 2, 1))
@@ -23,13 +24,14 @@ def expected() -> Result:
 
 @contextmanager
 def reporting(error: Exception) -> Iterator[list[Daemon]]:
-    """Three daemons, of which the second one reports ``error`` at each BEGIN."""
-    begin = Session._begin
+    """Three daemons, of which the second one reports ``error`` at each BEGIN, at most four times:
+    then a failing test ends, too."""
+    begin, reports = Session._begin, [error] * 4
     with daemons(3) as there, pytest.MonkeyPatch.context() as patch:
 
         def refuse(self: Session, frame: Frame) -> None:
-            if there[1]._session is self:
-                raise error
+            if there[1]._session is self and reports:
+                raise reports.pop()
             begin(self, frame)
 
         patch.setattr(Session, "_begin", refuse)
@@ -39,3 +41,14 @@ def reporting(error: Exception) -> Iterator[list[Daemon]]:
 def test_an_impossible_neighbour_in_a_report_is_the_reporters_fault(expected: Result) -> None:
     with reporting(HopError("before-" + "9" * 5000, "x")) as there:
         assert Work().remote(PLAN, there, lost=[NAMES[1]]).equals(expected)
+
+
+@pytest.mark.parametrize(("relay", "neighbour"), [(True, "before-0"), (False, "behind-0")])
+def test_a_device_that_was_not_to_dial_cannot_report_that_it_failed_to(
+    relay: bool, neighbour: str, expected: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reports would repeat the recovery for ever. With relayed hops, and after the first report
+    they are relayed, no device dials."""
+    monkeypatch.setattr(placement, "SILENT_S", 0.0)  # so that another cause would appear
+    with reporting(UndialledError(neighbour, "no route")) as there:
+        assert Work(relay=relay).remote(PLAN, there, lost=[NAMES[1]]).equals(expected)
