@@ -278,9 +278,7 @@ class DevicePipeline:
             ),
             frozen=start.frozen,
         )
-        self.segments = RemoteSegments(
-            request.plan, cluster, common, spec.dim, replica, self._timer
-        )
+        self.segments = RemoteSegments(request.plan, cluster, common, spec, replica, self._timer)
 
     def pipeline(self, head: PipelineHead) -> Pipeline:
         """Build the pipeline of the embedding, the devices' segments and the head."""

@@ -1,6 +1,5 @@
 """The pipeline of one cluster for one round: it trains embedding, segments and head on batches."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,17 +10,15 @@ from pipeline.head import PipelineHead, TrainedParts
 from pipeline.micro_batch import split
 from pipeline.phase_timer import PhaseTimer
 from pipeline.segment import Segment
-from pipeline.stage import EmbeddingStage, FirstStage, HeadStage, LastStage
+from pipeline.stage import EmbeddingStage, FirstStage, HeadStage, LastStage, Shapes
 
 
 class Segments(TrainedParts, Protocol):
     """The encoder's segments, in this process or on devices."""
 
-    def run(
-        self, embedding: FirstStage, head: LastStage, key: DropoutKey, rows: Sequence[int]
-    ) -> None:
+    def run(self, embedding: FirstStage, head: LastStage, key: DropoutKey, shapes: Shapes) -> None:
         """Run forward and backward of a batch from the ``embedding`` through all segments to the
-        ``head``; ``rows`` are those of each micro-batch."""
+        ``head``; ``shapes`` are those of the micro-batches' masks."""
 
     def squared_norms(self) -> list[float]:
         """Squared L2 norm of each block's gradient, in the blocks' order."""
@@ -55,7 +52,8 @@ class Pipeline:
         embedding = EmbeddingStage(self._first, key, inputs, self.timer)
         head = HeadStage(self.head, self.timer)
         self.head.begin(key, micro_batches, batch.num_targets)
-        self.segments.run(embedding, head, key, [each.num_samples for each in micro_batches])
+        shapes = [(each.num_samples, each.mask.shape[1]) for each in micro_batches]
+        self.segments.run(embedding, head, key, shapes)
         return head.loss
 
     def step(self, rate: float, clip_norm: float | None) -> float:

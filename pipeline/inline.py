@@ -18,7 +18,7 @@ from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import FORWARD, Action
 from pipeline.segment import Segment, SharedSegment, first_trained
-from pipeline.stage import LastStage, Passed, SegmentStage, Stage
+from pipeline.stage import LastStage, Passed, SegmentStage, Shapes, Stage
 
 _Box = dict[Action, Passed]
 
@@ -67,9 +67,9 @@ class InlineSegments:
             _segment(each, blocks, recompute, first < each.span.first) for each in plan.segments
         ]
 
-    def run(self, embedding: Stage, head: LastStage, key: DropoutKey, rows: Sequence[int]) -> None:
+    def run(self, embedding: Stage, head: LastStage, key: DropoutKey, shapes: Shapes) -> None:
         segments = [SegmentStage(segment, key, self._timer) for segment in self.segments]
-        shape = self._schedule, len(segments), len(rows)
+        shape = self._schedule, len(segments), len(shapes)
         first, lists = schedule.embedding(*shape), schedule.build(*shape)
         boxes: list[_Box] = [{} for _ in range(len(segments) + 2)]
         boxes[0] |= {action: () for action in first if action.kind == FORWARD}  # needs no input

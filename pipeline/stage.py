@@ -16,6 +16,8 @@ from pipeline.segment import Segment, SharedSegment
 Passed = tuple[Tensor, ...]
 """Tensors between stages: (activation [b, s, d], mask [b, s]) forward, (gradient [b, s, d],)
 backward; empty if no tensor is passed, such as a gradient that no part before needs."""
+Shapes = Sequence[tuple[int, int]]
+"""The shape [b, s] of each micro-batch's mask: its rows and its positions."""
 
 
 class Stage(Protocol):

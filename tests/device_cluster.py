@@ -265,7 +265,7 @@ class Work:
                 self.relay,
                 lambda *_: self.needed_bytes,
             )
-            made = RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
+            made = RemoteSegments(plan, cluster, common, self.spec, replica, PhaseTimer())
             yield stack.enter_context(made)
 
     def _trained(self, pipeline: Pipeline, head: LocalHead) -> Result:

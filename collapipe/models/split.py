@@ -88,6 +88,11 @@ def packs(spec: ModelSpec) -> bool:
     return bool(getattr(spec, "packs", False))
 
 
+def table_rows(spec: ModelSpec) -> int:
+    """Return the most rows that a block may append to a sample's tokens for later blocks."""
+    return int(getattr(spec, "table_rows", 0))
+
+
 @dataclass(frozen=True)
 class DerivedSpec:
     """A model derived from ``base``: the properties that both share."""
@@ -110,6 +115,11 @@ class DerivedSpec:
     def packs(self) -> bool:
         """See ``packs``."""
         return packs(self.base)
+
+    @property
+    def table_rows(self) -> int:
+        """See ``table_rows``."""
+        return table_rows(self.base)
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         return self.base.build_embedding(vocabulary)

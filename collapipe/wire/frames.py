@@ -40,7 +40,7 @@ class FrameKind(IntEnum):
     """The content of a frame, and its tensors."""
 
     # A step: between neighbours in a pipeline, and between a control unit and a decoder
-    BEGIN = 1  # a step begins: [micro-batches]; for a decoder also target tokens of the batch
+    BEGIN = 1  # a step begins: shape of each micro-batch; for a decoder their number, target tokens
     ACTIVATION = 2  # a segment's encoded output, and its mask; for a decoder also targets
     GRADIENT = 3  # the gradient of an activation; from a decoder after the micro-batch's loss
     NORMS = 4  # squared gradient norms of the sender's parts; from a device also its measurements

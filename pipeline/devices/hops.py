@@ -16,7 +16,7 @@ from collapipe.wire.streams import WINDOW, FrameStream
 from pipeline.devices.messages import BEFORE, BEHIND, neighbour_name
 from pipeline.hop_codec import HopCodec
 from pipeline.schedule import BACKWARD, FORWARD, Action
-from pipeline.stage import Passed
+from pipeline.stage import Passed, Shapes
 
 
 class HopError(LinkError):
@@ -41,12 +41,18 @@ Wait = Callable[[Callable[[], bool]], None]
 @dataclass(frozen=True, slots=True)
 class Fence:
     """The round, epoch and step of valid frames, and the form of their tensors: [b, s, d], encoded
-    by the ``codec``."""
+    by the ``codec``.
+
+    A mask has the positions of its micro-batch in ``shapes``, and an activation at most
+    ``table_rows`` more.
+    """
 
     round: int
     epoch: int
     step: int
+    shapes: Shapes
     dim: int
+    table_rows: int
     codec: HopCodec
 
     def frame(self, kind: FrameKind, micro_batch: int = 0, *tensors: Tensor) -> Frame:
@@ -70,7 +76,9 @@ class Fence:
         if fits and kind == FrameKind.ACTIVATION:
             mask = others[0]
             fits = is_mask(mask) and mask.shape[0] == hidden.shape[0]
-            fits = fits and mask.shape[1] <= hidden.shape[1]
+            # more positions than the batch has would take their square in time
+            fits = fits and mask.shape[1] == self.shapes[micro_batch][1]
+            fits = fits and 0 <= hidden.shape[1] - mask.shape[1] <= self.table_rows
         if not fits:
             shapes = [f"{each.dtype} {list(each.shape)}" for each in frame.tensors]
             raise WireError(f"{peer} sent {kind.name} of {', '.join(shapes) or 'nothing'}")

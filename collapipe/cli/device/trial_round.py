@@ -195,7 +195,7 @@ def _opened(
             ClusterPlan(0, tuple(held), num_micro_batches, _SCHEDULE),
             Cluster(known, channels, _give_up, lambda plan: _HUNG_S, busy_s=_BUSY_S),
             common,
-            spec.dim,
+            spec,
             Replica(forms, starting_with(weights, {}), {}),
             PhaseTimer(),
         ) as segments,
@@ -214,7 +214,7 @@ def _chunks(
     """Return the seconds of each of m micro-batches with the activations ``hidden`` [b, s, d] of
     ``tokens`` tokens, at most s, on the only device."""
     ends = _Ends(hidden, tokens, head_start_s=0.0)
-    segments.run(ends.first, ends, DropoutKey(0, 0, step), [len(hidden)] * m)
+    segments.run(ends.first, ends, DropoutKey(0, 0, step), [(len(hidden), tokens)] * m)
     (table,) = segments.action_times
     taken = [0.0] * m
     actions = schedule.build(_SCHEDULE, 1, m)[0]
@@ -250,8 +250,9 @@ def _repeated(
 
 def _round_trips(segments: RemoteSegments, hidden: torch.Tensor, step: int) -> list[float]:
     """Return the seconds of a message, there and back, over each hop."""
-    ends = _Ends(hidden, hidden.shape[1], _HEAD_START_S)
-    segments.run(ends.first, ends, DropoutKey(0, 0, step), [len(hidden)])
+    rows, tokens, _ = hidden.shape
+    ends = _Ends(hidden, tokens, _HEAD_START_S)
+    segments.run(ends.first, ends, DropoutKey(0, 0, step), [(rows, tokens)])
     # of each end of a hop: forward received and sent, backward received and sent
     devices = [
         (forward[1], forward[2], backward[1], backward[2])

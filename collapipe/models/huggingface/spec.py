@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from collapipe.models.copying import copied
 from collapipe.models.huggingface import configuration, weights
 from collapipe.models.huggingface.families import CLASSES, FAMILIES, Family, Names
 from collapipe.models.huggingface.heads import TiedOutput
-from collapipe.models.huggingface.layers import DecoderBlock
+from collapipe.models.huggingface.layers import DecoderBlock, T5Block
 from collapipe.models.huggingface.skeleton import fill, skeleton, strip
 from collapipe.models.kept import NARROW
 from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
@@ -125,6 +126,15 @@ class HuggingFaceSpec:
         kinds = {*(getattr(config, "layer_types", None) or ())}
         masked = self._family.block is DecoderBlock and config.model_type not in _WITHOUT_POSITIONS
         return masked and kinds <= _PACKED
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of T5's table of positions, which its first block appends; 0 for other models."""
+        if self._family.block is not T5Block:
+            return 0
+        config = self.own_config
+        buckets, heads = config.relative_attention_num_buckets, config.num_heads
+        return math.ceil(int(buckets) * int(heads) / self.dim)
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         model = copied(_end(self, vocabulary, EMBEDDING))

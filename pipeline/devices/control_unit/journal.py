@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from collapipe.wire.streams import WINDOW, FrameStream
 from pipeline.schedule import FORWARD, Action
-from pipeline.stage import LastStage, Passed, Ports
+from pipeline.stage import LastStage, Passed, Ports, Shapes
 
 
 @dataclass
@@ -16,11 +16,16 @@ class StepRecord:
     """One step: the embedding's activations, the head's answers, and how the step ended."""
 
     step: int
-    rows: Sequence[int]  # of each micro-batch
+    shapes: Shapes
     activations: dict[int, Passed] = field(default_factory=dict)
     gradients: dict[int, Passed] = field(default_factory=dict)
     rate: float = 0.0
     scale: float = 1.0
+
+    @property
+    def rows(self) -> list[int]:
+        """Those of each micro-batch."""
+        return [rows for rows, _ in self.shapes]
 
 
 class Recording:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ import torch
 
 from collapipe.errors import DeviceMemoryError, StageError, WireError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.split import block_name
+from collapipe.models.split import ModelSpec, block_name, table_rows
 from collapipe.plan import ClusterPlan
 from collapipe.process.host import Host
 from collapipe.report import PIPELINE, START, DeviceReport, DeviceTrace
@@ -40,7 +40,7 @@ from pipeline.devices.messages import RoundDescription
 from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.phase_timer import PhaseTimer
-from pipeline.stage import FirstStage, LastStage, Stage
+from pipeline.stage import FirstStage, LastStage, Shapes, Stage
 
 _AHEAD = 16  # steps that may run before the copies of an earlier one are complete
 _log = logging.getLogger(__name__)
@@ -62,12 +62,12 @@ class RemoteSegments:
         plan: ClusterPlan,
         cluster: Cluster,
         common: RoundDescription,
-        dim: int,
+        spec: ModelSpec,
         replica: Replica,
         timer: PhaseTimer,
     ) -> None:
         self._placed = Placement(plan, cluster, common, replica)
-        self._cluster, self._common, self._dim = cluster, common, dim
+        self._cluster, self._common, self._spec = cluster, common, spec
         self._replica, self._timer = replica, timer
         self._measured = Measurements()
         self.lost: dict[str, str] = {}  # device that was lost or failed → cause
@@ -93,10 +93,8 @@ class RemoteSegments:
             connection.close()
         self._replica.close()
 
-    def run(
-        self, embedding: FirstStage, head: LastStage, key: DropoutKey, rows: Sequence[int]
-    ) -> None:
-        record = self._record = StepRecord(key.step, rows)
+    def run(self, embedding: FirstStage, head: LastStage, key: DropoutKey, shapes: Shapes) -> None:
+        record = self._record = StepRecord(key.step, shapes)
         recorded_head = RecordedHead(head, record)
 
         def work() -> None:
@@ -283,9 +281,9 @@ class RemoteSegments:
         placed, segments, m = self._placed, self.plan.segments, len(record.rows)
         whole = not record.gradients
         began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
-        fence = self._fence(record.step)
+        fence = self._fence(record)
         placed.check_hops()
-        placed.send_to_all(FrameKind.BEGIN, record.step, torch.tensor(record.rows))
+        placed.send_to_all(FrameKind.BEGIN, record.step, torch.tensor(record.shapes))
         lists = schedule.build(self.plan.schedule, len(segments), m)
         returns = self._common.first_trained < 0
         front = StreamPorts(None, placed.front, fence, placed.wait, record.rows, returns)
@@ -310,10 +308,11 @@ class RemoteSegments:
         self._measured.add_own(OwnTimes(*times, built_s, time.monotonic(), whole))
         self._timer.move(built_s - began_s, PIPELINE, START)
 
-    def _fence(self, step: int) -> Fence:
+    def _fence(self, record: StepRecord) -> Fence:
         common = self._placed.common
         codec = HopCodec(common.wire_dtype, getattr(torch, common.dtype))
-        return Fence(common.round, common.epoch, step, self._dim, codec)
+        of_model = self._spec.dim, table_rows(self._spec), codec
+        return Fence(common.round, common.epoch, record.step, record.shapes, *of_model)
 
     def _taken_norms(self, device: str, led: int, num_actions: int, frame: Frame) -> list[float]:
         """Return the squared norms of the blocks that a device leads, and store its measurements

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import BusyLinkError, LinkError, RefusedLinkError, WireError, one_line
+from collapipe.models.split import table_rows
 from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
@@ -47,7 +48,7 @@ from pipeline.devices.messages import (
     unpacked,
 )
 from pipeline.hop_codec import HopCodec
-from pipeline.stage import run_stage
+from pipeline.stage import Shapes, run_stage
 
 ALIVE_S = 1.0  # interval of signs of life
 _IMPORTS_S = 60.0  # time for importing a model's libraries on a small or busy device
@@ -202,13 +203,15 @@ class Session:
         The first forward pass waits for each block's weights, which may still arrive.
         """
         held = self._held(frame)
-        d, sizes = held.description, _sizes(frame)
+        d, shapes = held.description, _shapes(frame)
+        sizes = [rows for rows, _ in shapes]
         if len(sizes) > d.num_micro_batches:
             raise WireError(
                 f"a step of {len(sizes)} micro-batches, expected 1 … {d.num_micro_batches}"
             )
         codec = HopCodec(d.wire_dtype, held.dtype)
-        fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, codec)
+        of_model = held.spec.dim, table_rows(held.spec), codec
+        fence = Fence(d.round, d.epoch, frame.step, shapes, *of_model)
         if not d.neighbours <= self.neighbours.keys():
             raise LinkError("a neighbour has not dialled yet")
         check_read(self.neighbours)
@@ -417,15 +420,16 @@ def _peak_bytes() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def _sizes(frame: Frame) -> list[int]:
-    """Return the rows of each micro-batch of a step."""
+def _shapes(frame: Frame) -> Shapes:
+    """Return the rows and positions of each micro-batch of a step."""
     (tensor,) = frame.only(1)
-    if tensor.dtype != torch.int64 or tensor.dim() != 1 or not len(tensor):
-        raise WireError(f"BEGIN of {tensor.dtype} {list(tensor.shape)}, expected rows")
-    sizes: list[int] = tensor.tolist()
-    if min(sizes) < 1 or sum(sizes) > _MOST_ROWS:
-        raise WireError(f"BEGIN of {min(sizes)} to {max(sizes)} rows a micro-batch")
-    return sizes
+    fits = tensor.dtype == torch.int64 and tensor.dim() == 2 and tensor.shape[1] == 2
+    if not fits or not len(tensor):
+        raise WireError(f"BEGIN of {tensor.dtype} {list(tensor.shape)}, expected shapes")
+    shapes: list[tuple[int, int]] = [(rows, positions) for rows, positions in tensor.tolist()]
+    if min(map(min, shapes)) < 1 or sum(rows for rows, _ in shapes) > _MOST_ROWS:
+        raise WireError(f"BEGIN of shapes {min(shapes)} to {max(shapes)}")
+    return shapes
 
 
 def _numbers(frame: Frame, count: int) -> list[float]:

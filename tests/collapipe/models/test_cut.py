@@ -14,7 +14,7 @@ from collapipe.models.cost import measure_cost
 from collapipe.models.cut import CutHead, CutSpec, cut_at, extra_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.lora import LoraSpec
-from collapipe.models.split import ModelSpec, SplitModel, build_empty, frozen_names
+from collapipe.models.split import ModelSpec, SplitModel, build_empty, frozen_names, table_rows
 from collapipe.models.transformer import TransformerSpec
 
 KEY = DropoutKey(seed=5, unit=1, step=7)
@@ -128,6 +128,7 @@ def test_extra_rows_are_counted_in_the_last_block_before_the_cut(
     hidden = drawn(again).eval().encode(batch.inputs, batch.mask)
     assert extra_rows(spec) == 0
     assert extra_rows(again) == hidden.shape[1] - batch.mask.shape[1] == rows
+    assert table_rows(again) == rows  # known without a pass
 
 
 def test_a_planner_sees_only_the_blocks_of_the_unit(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.devices.hops import Fence, HopError, Side, StreamPorts, check_read
 from pipeline.hop_codec import HopCodec
 from pipeline.schedule import FORWARD, Action
 
-FENCE = Fence(1, 0, 2, 4, HopCodec("float32", torch.float32))
+FENCE = Fence(1, 0, 2, [(2, 3), (2, 3)], 4, 2, HopCodec("float32", torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
@@ -38,15 +38,33 @@ def test_a_mask_of_another_type_or_shape_is_refused(mask: torch.Tensor) -> None:
         FENCE.received(frame, FrameKind.ACTIVATION, 1, "a peer")
 
 
-@pytest.mark.parametrize(("length", "fits"), [(3, True), (4, True), (2, False)])
+@pytest.mark.parametrize(
+    ("positions", "length", "fits"),
+    [(3, 3, True), (3, 5, True), (3, 6, False), (3, 2, False), (4, 4, False), (2, 3, False)],
+)
+def test_an_activation_has_the_positions_of_its_micro_batch(
+    positions: int, length: int, fits: bool
+) -> None:
+    """A hostile neighbour's longer one would take the square of its length in time. Blocks may
+    append two rows here."""
+    tensors = torch.zeros(2, length, 4), torch.ones(2, positions, dtype=torch.bool)
+    frame = FENCE.frame(FrameKind.ACTIVATION, 1, *tensors)
+    if fits:
+        assert FENCE.received(frame, FrameKind.ACTIVATION, 1, "a peer") == tensors
+        return
+    with pytest.raises(WireError, match="ACTIVATION of"):
+        FENCE.received(frame, FrameKind.ACTIVATION, 1, "a peer")
+
+
+@pytest.mark.parametrize(("length", "fits"), [(4, True), (5, True), (3, False)])
 def test_an_activation_must_have_the_rows_of_the_embedding(length: int, fits: bool) -> None:
-    """Ports may be built before the embedding has run; blocks may append rows."""
+    """Ports may be built before the embedding has run. It and the blocks may append a row here."""
     made = dict[int, tuple[Tensor, ...]]()
-    mask = torch.ones(2, min(length, 3), dtype=torch.bool)
+    mask = torch.ones(2, 3, dtype=torch.bool)
     frame = FENCE.frame(FrameKind.ACTIVATION, 1, torch.zeros(2, length, 4), mask)
     stream = Mock(peer="a peer", receive=Mock(return_value=frame))
     ports = StreamPorts(Side({0: stream}), None, FENCE, lambda ready: None, (2, 2), like=made)
-    made[1] = torch.ones(2, 3, 4), torch.ones(2, 3, dtype=torch.bool)
+    made[1] = torch.ones(2, 4, 4), mask
     if fits:
         assert ports.receive(Action(FORWARD, 1))[0].shape == (2, length, 4)
         return

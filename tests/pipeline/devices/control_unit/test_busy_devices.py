@@ -37,7 +37,7 @@ def left_in_an_action(
 
     monkeypatch.setattr(HeldSegment, "stage", slow)
     with Work().segments(even_plan(NAMES[: len(there)], 4, PLAN), there) as segments:
-        segments._placed.send_to_all(FrameKind.BEGIN, 0, torch.tensor([3]))
+        segments._placed.send_to_all(FrameKind.BEGIN, 0, torch.tensor([[3, 7]]))
         for _ in there:
             assert began.acquire(timeout=60)
     try:

@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 from device_cluster import Result, Work, daemons, device_name, plan_of
 
 from collapipe.wire.frames import Frame
 from pipeline.devices.control_unit import placement
 from pipeline.devices.daemon.server import Daemon
 from pipeline.devices.daemon.session import Session
-from pipeline.devices.hops import HopError, UndialledError
+from pipeline.devices.hops import HopError, StreamPorts, UndialledError
+from pipeline.schedule import Action
+from pipeline.stage import Passed
 
 NAMES = [device_name(k) for k in range(3)]
 PLAN = plan_of(NAMES, (1, 2, 1))
@@ -52,3 +55,28 @@ def test_a_device_that_was_not_to_dial_cannot_report_that_it_failed_to(
     monkeypatch.setattr(placement, "SILENT_S", 0.0)  # so that another cause would appear
     with reporting(UndialledError(neighbour, "no route")) as there:
         assert Work(relay=relay).remote(PLAN, there, lost=[NAMES[1]]).equals(expected)
+
+
+@contextmanager
+def lengthening() -> Iterator[list[Daemon]]:
+    """Three daemons, of which the first one appends positions to the activations that it sends."""
+    send = StreamPorts.send
+    with daemons(3) as there, pytest.MonkeyPatch.context() as patch:
+
+        def longer(self: StreamPorts, action: Action, made: Passed) -> None:
+            session = getattr(self.wait, "__self__", None)
+            if session is there[0]._session and len(made) == 2:
+                made = tuple(torch.cat((each, each), 1) for each in made)
+            send(self, action, made)
+
+        patch.setattr(StreamPorts, "send", longer)
+        yield there
+
+
+def test_the_sender_of_too_many_positions_is_lost_before_they_are_computed(
+    expected: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention over 30,000 positions takes hours; the next devices would be lost for it."""
+    monkeypatch.setattr(placement, "SILENT_S", 0.0)
+    with lengthening() as there:
+        assert Work().remote(PLAN, there, lost=[NAMES[0]]).equals(expected)

@@ -117,7 +117,7 @@ def test_times_of_steps_leave_out_the_arrival_of_weights(
 def test_later_activations_wait_until_the_first_segment_is_built() -> None:
     built = False
     inner: Any = SimpleNamespace(holds=lambda action: True, receive=None)
-    ports = RecordingPorts(inner, StepRecord(0, (1, 1)), (), lambda: built)
+    ports = RecordingPorts(inner, StepRecord(0, [(1, 1), (1, 1)]), (), lambda: built)
     actions = Action(FORWARD, 0), Action(FORWARD, 1), Action(BACKWARD, 0), Action(BACKWARD, 1)
     assert [ports.holds(each) for each in actions] == [True, False, True, True]
     built = True

@@ -290,20 +290,21 @@ def hidden(*shape: int) -> torch.Tensor:
     return torch.zeros(shape)
 
 
-ALL = torch.ones(2, 5) > 0
+ALL = torch.ones(2, 7) > 0  # the first micro-batch's mask
 
 
 @pytest.mark.parametrize(
     "tensors",
     [
-        (hidden(2, 5, 16),),
-        (hidden(2, 5, 16), ALL, ALL),
-        (hidden(2, 5, 8), ALL),
-        (hidden(2, 5, 16).double(), ALL),
-        (hidden(2, 5, 16), ALL.long()),
-        (hidden(2, 5, 16), ALL[:1]),
-        (hidden(2, 5, 16), torch.ones(2, 6) > 0),
-        (hidden(2, 5, 16), ALL[:, :4]),
+        (hidden(2, 7, 16),),
+        (hidden(2, 7, 16), ALL, ALL),
+        (hidden(2, 7, 8), ALL),
+        (hidden(2, 7, 16).double(), ALL),
+        (hidden(2, 7, 16), ALL.long()),
+        (hidden(2, 7, 16), ALL[:1]),
+        (hidden(2, 7, 16), torch.ones(2, 8) > 0),
+        (hidden(2, 7, 16), ALL[:, :6]),
+        (hidden(2, 8, 16), ALL),
         (hidden(0, 10**6, 16), torch.ones(0, 10**6) > 0),
         (hidden(2, 0, 16), torch.ones(2, 0) > 0),
         (hidden(1, 6000, 16), torch.ones(1, 6000) > 0),
@@ -329,11 +330,13 @@ def test_activations_that_do_not_fit_abort_the_step(
 @pytest.mark.parametrize(
     ("kind", "number"),
     [
-        (FrameKind.BEGIN, numbers(0)),
-        (FrameKind.BEGIN, numbers(-1)),
-        (FrameKind.BEGIN, numbers(4)),  # of three micro-batches
-        (FrameKind.BEGIN, numbers(math.inf)),
-        (FrameKind.BEGIN, numbers(3, 3)),
+        (FrameKind.BEGIN, torch.tensor([[0, 7]])),
+        (FrameKind.BEGIN, torch.tensor([[1, -1]])),
+        (FrameKind.BEGIN, torch.tensor([[1, 7]] * 4)),  # of three micro-batches
+        (FrameKind.BEGIN, torch.tensor([1, 7])),
+        (FrameKind.BEGIN, torch.empty(0, 2).long()),
+        (FrameKind.BEGIN, torch.tensor([[1, 7], [2**62, 7], [2**62, 7]])),
+        (FrameKind.BEGIN, torch.tensor([[1.0, 7.0]])),
         (FrameKind.STEP, numbers(math.nan, 1)),
         (FrameKind.STEP, numbers(*[1.0] * 10**4)),
         (FrameKind.STEP, torch.zeros(2, 1)),
