@@ -266,4 +266,12 @@ def _accept(
 
 
 def _start(feed: Callable[[Iterator[bytes]], None], messages: Iterator[bytes], name: str) -> None:
-    threading.Thread(target=feed, args=(messages,), daemon=True, name=name).start()
+    try:
+        threading.Thread(target=feed, args=(messages,), daemon=True, name=name).start()
+    except RuntimeError as error:  # too many threads: the stream ends with this cause
+        feed(_failing(error))
+
+
+def _failing(error: RuntimeError) -> Iterator[bytes]:
+    yield from ()
+    raise error

@@ -85,8 +85,8 @@ class Session:
     def run(self) -> None:
         """Run until the control unit ends the stream or is lost, or the daemon leaves."""
         done = threading.Event()
-        threading.Thread(target=self._signs_of_life, args=(done,), daemon=True).start()
         try:
+            threading.Thread(target=self._signs_of_life, args=(done,), daemon=True).start()
             while True:
                 self._wait(self._may_obey, interruptible=False)
                 self._obey(self.control.receive(0))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -100,6 +101,21 @@ def test_a_stream_is_open_once_it_is_accepted() -> None:
     stream = opened(Call(accepting))
     assert not stream.over and not stream.waiting()
     stream.close()
+
+
+class Unstartable(threading.Thread):
+    """A thread of a process that has too many."""
+
+    def start(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+def test_a_stream_without_a_thread_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "threading", SimpleNamespace(Thread=Unstartable))
+    call = Call(silent)
+    with pytest.raises(LinkError, match="device-0: can't start new thread"):
+        opened(call)
+    assert call.cancelled.is_set()
 
 
 class Ended:

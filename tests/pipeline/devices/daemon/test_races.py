@@ -1,20 +1,23 @@
 """Races between a daemon's session and other threads."""
 
 import threading
+import time
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
-from device_cluster import daemons
+from device_cluster import INSECURE, daemons
 
 from collapipe.errors import LinkError, RefusedLinkError
 from collapipe.wire import channels
-from collapipe.wire.channels import DeviceAddress, Dialer
+from collapipe.wire.channels import DeviceAddress, Dialer, open_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.session import Session
-from pipeline.devices.messages import BEFORE, Peer, neighbour_name, secret_for
+from pipeline.devices.messages import BEFORE, CONTROL, Peer, neighbour_name, secret_for
 
 NAME = neighbour_name(BEFORE, 0)
 DESCRIPTION = SimpleNamespace(
@@ -102,6 +105,37 @@ def test_a_channel_to_a_neighbour_that_refuses_is_closed(monkeypatch: pytest.Mon
             daemon._dial(DeviceAddress("device-1", "127.0.0.1:1"), "secret", NAME)
         daemon._session = None
     assert closed.is_set()
+
+
+class Scarce(threading.Thread):
+    """A daemon's thread; the one that receives a control unit's messages cannot be started."""
+
+    def start(self) -> None:
+        if self.name.startswith("from control unit"):
+            raise RuntimeError("can't start new thread")
+        super().start()
+
+
+def test_a_daemon_is_free_again_after_a_thread_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "threading", SimpleNamespace(Thread=Scarce))
+    with daemons(1) as (daemon,), INSECURE.channel("device-0", daemon.address) as channel:
+        with suppress(LinkError):
+            open_stream(channel, CONTROL, "device-0", 2**20, threading.Event())
+        until = time.monotonic() + 60
+        while daemon._session is not None:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_a_session_that_cannot_send_signs_of_life_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Mock(side_effect=RuntimeError("can't start new thread"))
+    own, threads = session(), SimpleNamespace(Thread=failing, Event=threading.Event)
+    monkeypatch.setattr("pipeline.devices.daemon.session.threading", threads)
+    with pytest.raises(RuntimeError):
+        own.run()
+    assert own.control.over
 
 
 def test_a_close_callback_runs_at_once_on_a_closed_stream() -> None:
