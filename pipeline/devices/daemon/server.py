@@ -146,8 +146,9 @@ class Daemon:
         stream = FrameStream(f"control unit {context.peer()}", 2 * MOST_JSON_BYTES, arrived)
         session = Session(stream, self._hold, self._dial, arrived, self._leaving)
         with self._occupied(session, context):
-            self._work = work = threading.Thread(target=session.run, daemon=True)
+            work = threading.Thread(target=session.run, daemon=True)
             work.start()
+            self._work = work  # started, so that ``leave`` can join it
             try:
                 yield from serve_stream(stream, messages, context)
             finally:  # also if gRPC cancels the call

@@ -16,6 +16,7 @@ from collapipe.wire import channels
 from collapipe.wire.channels import DeviceAddress, Dialer, open_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
+from pipeline.devices.daemon import server
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.messages import BEFORE, CONTROL, Peer, neighbour_name, secret_for
 
@@ -127,6 +128,26 @@ def test_a_daemon_is_free_again_after_a_thread_cannot_be_started(
         while daemon._session is not None:
             assert time.monotonic() < until
             time.sleep(0.01)
+
+
+def test_a_daemon_may_leave_while_a_session_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = list[RuntimeError]()
+
+    class Late(threading.Thread):
+        def start(self) -> None:
+            try:
+                daemon.leave()
+            except RuntimeError as error:
+                errors.append(error)
+            super().start()
+
+    with daemons(1) as (daemon,), INSECURE.channel("device-0", daemon.address) as channel:
+        threads = SimpleNamespace(Thread=Late, Event=threading.Event)
+        monkeypatch.setattr(server, "threading", threads)
+        stream = open_stream(channel, CONTROL, "device-0", 2**20, threading.Event())
+        while stream.receive(60).kind != FrameKind.FAILED:
+            pass  # a sign of life
+    assert not errors
 
 
 def test_a_session_that_cannot_send_signs_of_life_ends(monkeypatch: pytest.MonkeyPatch) -> None:
