@@ -62,6 +62,7 @@ class FrameStream:
         self.peer, self.max_bytes = peer, max_bytes
         self.bytes_out = self.bytes_in = 0  # bytes_in excludes credits
         self.last_received_s = time.monotonic()  # when the last piece arrived
+        self.last_moved_s = self.last_received_s  # or was sent, other than of a sign of life
         self.arrived = arrived or threading.Event()
         lock = threading.RLock()
         self._changed = threading.Condition(lock)  # for all threads but the one that sends
@@ -245,6 +246,8 @@ class FrameStream:
 
     def _take(self, frame: Frame, size: int) -> None:
         """Queue a received frame once there is room for it."""
+        if frame.kind != FrameKind.ALIVE:
+            self.last_moved_s = time.monotonic()
         with self._changed:
             if frame.kind == FrameKind.CREDIT:
                 self._credit = min(self._credit + CREDITED, WINDOW)
@@ -278,12 +281,16 @@ class FrameStream:
         while True:
             if (piece := next(part, None)) is not None:
                 yield piece
+                self.last_moved_s = time.monotonic()
             found = self._next(under_way=piece is not None)
             if found is None:
                 if piece is None:
                     return
             elif isinstance(found, Frame):
-                yield from self._pieces(found)
+                for own in self._pieces(found):
+                    yield own
+                    if found.kind != FrameKind.ALIVE:
+                        self.last_moved_s = time.monotonic()
                 if found.kind in _COUNTED:
                     self.on_sent(found)
             else:
@@ -356,6 +363,8 @@ class FrameStream:
             if message[0] & _LAST:
                 yield lanes[lane]
                 lanes[lane] = bytearray()
+            else:
+                self.last_moved_s = self.last_received_s
 
 
 def broken(peer: str, error: Exception) -> LinkError:

@@ -39,7 +39,7 @@ _FEW_BYTES = 2**20  # limit of an answer, and of a hop's frame before any activa
 SILENT_S = 5.0  # a device is lost after this time without a sign of life
 _MOST_ANSWERS = 64  # limit of answers that were not requested
 _ANSWERS = FrameKind.WANTED, FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK
-_TIMES = FrameKind.ALIVE, FrameKind.CLOCK
+_TIMES = {FrameKind.ALIVE: 2, FrameKind.CLOCK: 1}  # how many seconds they carry
 OnPart = Callable[[str, Frame], None]
 """Called with the device's name and its PART."""
 
@@ -106,6 +106,8 @@ class DeviceConnection:
         self.troubles: dict[int, Trouble] = {}  # the last one, by its epoch
         self.broken: CollaPipeError | None = None
         self.busy_s = self.answered_s = 0.0
+        self._reported_s, self._storing = time.monotonic(), False
+        self.at = Frame(FrameKind.ALIVE, 0, 0, 0)  # its last sign of life
         self.built, self.built_s = -1, 0.0  # the last epoch with all weights, and since when
         self._answers: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
         self.control = self._opened(CONTROL, part_bytes, threading.Event())
@@ -146,6 +148,14 @@ class DeviceConnection:
         if self.busy_s > hung_s:
             raise StageError(self.name, f"hangs in one action for {self.busy_s:.0f} s")
 
+    @property
+    def moved_s(self) -> float:
+        """When the device, as it reports, last computed, sent or received anything; now while this
+        machine stores its blocks."""
+        if self._storing:
+            return time.monotonic()
+        return max(self._reported_s, self.control.last_moved_s)
+
     def _opened(
         self,
         method: str,
@@ -173,14 +183,18 @@ class DeviceConnection:
         self._arrived.set()
 
     def _handle(self, frame: Frame) -> None:
-        if frame.kind in _TIMES and not math.isfinite(frame.only(1)[0]):
-            raise WireError(f"{self.name} sent a time that is not finite")
+        times: list[float] = frame.only(1)[0].flatten().tolist() if frame.kind in _TIMES else []
+        if len(times) != _TIMES.get(frame.kind, 0) or not all(map(math.isfinite, times)):
+            raise WireError(f"{self.name} sent {frame.kind.name} of {times[:3]}")
         if frame.kind == FrameKind.ALIVE:
-            self.busy_s = float(frame.only(1)[0])
+            self.at, (self.busy_s, still_s) = frame, times
+            self._reported_s = max(self._reported_s, time.monotonic() - max(0.0, still_s))
         elif frame.kind == FrameKind.BUILT:
             self.built, self.built_s = frame.epoch, time.monotonic()
         elif frame.kind == FrameKind.PART:
+            self._storing = True
             self._on_part(self.name, frame)
+            self._storing = False
         elif frame.kind == FrameKind.FAILED:
             trouble = unpacked(Trouble, frame.only(1)[0])
             if frame.epoch >= max(self.troubles, default=0):

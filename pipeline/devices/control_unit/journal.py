@@ -51,6 +51,11 @@ class RecordedHead:
         self._head, self._record = head, record
         self._submitted = set[int]()
 
+    @property
+    def owes(self) -> bool:
+        """Whether an answer is awaited."""
+        return not self._submitted <= self._record.gradients.keys()
+
     def forward(self, micro_batch: int, received: Passed) -> Passed:
         if micro_batch not in self._submitted:
             self._submitted.add(micro_batch)

@@ -42,11 +42,13 @@ from pipeline.devices.messages import (
     secret_for,
     unpacked,
 )
+from pipeline.schedule import BACKWARD, Action
 
 _CLOCK_TRIPS = 3
 _BUSY_S = 0.2  # pause between attempts to dial a busy device
 _WARN_AFTER_S = 2.0  # after which the user is told that a device is busy
 _LOOK_S = 0.1  # pause between checks of cancellation and signs of life
+_STALLED_S = 60.0  # beyond ``hung_s``, without anything under way, after which a device is lost
 _STOPPED_S = 1.0  # if checks are further apart, this process was paused
 _log = logging.getLogger(__name__)
 
@@ -106,6 +108,9 @@ class Placement:
         self.hung_s = self.cluster.hung_s(self.plan)
         self._state_parts = list[tuple[DeviceConnection, Callable[[], Frame]]]()  # sent later
         self._checked_s, self.awake_s = time.monotonic(), 0.0
+        self._moved_s = self._checked_s
+        self.under_way: tuple[int, schedule.Schedule] = 0, ()  # a step, and its segments' actions
+        self._lacking: str | None = None  # a device whose answer is awaited
 
     @property
     def names(self) -> list[str]:
@@ -236,6 +241,7 @@ class Placement:
         for connection in self.members:
             connection.check(self.hung_s)
         self._look_for_trouble()
+        self._look_for_stall()
         # state would delay the first activation
         if any(each.bytes_in for each in self.back.streams.values()):
             while self._state_parts:
@@ -250,8 +256,44 @@ class Placement:
         if passed <= _STOPPED_S:
             self.awake_s += passed
             return
+        self._moved_s = now
         for connection in self.connections.values():
             connection.control.last_received_s = now
+
+    def excuse_stall(self) -> None:
+        """Call while devices have to wait for another machine, or for this process."""
+        self._moved_s = time.monotonic()
+
+    def _look_for_stall(self) -> None:
+        """Raise ``StageError`` if all devices wait, though nothing is under way between any two.
+
+        Devices report when they last computed, sent or received anything.
+        """
+        devices = (each.moved_s for each in self.members)
+        moved_s = max(self._moved_s, *devices, *(each.last_moved_s for each in self.hops))
+        stalled_s = self._checked_s - moved_s
+        if stalled_s > self.hung_s + _STALLED_S:
+            raise StageError(self._holder(), f"has not answered for {stalled_s:.0f} s")
+
+    def _holder(self) -> str:
+        """The device for which the others wait: the first one that has the input of its next
+        action, or else one that has not answered."""
+        step, lists = self.under_way
+        current = self.common.round, self.common.epoch, step
+        counts, done = dict[str, int](), list[set[Action]]()
+        for segment, actions in zip(self.plan.segments, lists, strict=False):
+            for name in segment.devices:
+                at = self.connections[name].at
+                counts[name] = at.micro_batch if (at.round, at.epoch, at.step) == current else 0
+            done.append({*actions[: min(counts[name] for name in segment.devices)]})
+        if done:  # the head has answered what it received
+            done.append({Action(BACKWARD, each.micro_batch) for each in done[-1]})
+        for stage, actions in enumerate(lists):
+            for name in self.plan.segments[stage].devices:
+                left = actions[counts[name] :]
+                if left and schedule.ready(left[0], stage, done):
+                    return name
+        return self._lacking or self.replica.waits_for()
 
     def _look_for_trouble(self) -> None:
         for connection in self.members:
@@ -442,7 +484,9 @@ class Placement:
             for each in members:
                 if each.name not in frames and (frame := each.answer(self.frame(kind, step))):
                     frames[each.name] = frame
-            return len(frames) == len(members)
+            lacking = (each.name for each in members if each.name not in frames)
+            self._lacking = next(lacking, None)
+            return self._lacking is None
 
         self.wait(complete)
         return [frames[each.name] for each in members]

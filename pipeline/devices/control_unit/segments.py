@@ -283,8 +283,9 @@ class RemoteSegments:
         began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
         fence = self._fence(record)
         placed.check_hops()
-        placed.send_to_all(FrameKind.BEGIN, record.step, torch.tensor(record.shapes))
         lists = schedule.build(self.plan.schedule, len(segments), m)
+        placed.under_way = record.step, lists[:-1]
+        placed.send_to_all(FrameKind.BEGIN, record.step, torch.tensor(record.shapes))
         returns = self._common.first_trained < 0
         front = StreamPorts(None, placed.front, fence, placed.wait, record.rows, returns)
         like = record.activations
@@ -293,8 +294,10 @@ class RemoteSegments:
         built = partial(placed.is_built, segments[0])
         recording = RecordingPorts(front, record, placed.hops, built)
         before = StageRun(first_actions, front_stage, recording)
-        interleave([before, *head_runs(lists[-1], back_stage, back)], placed.idle)
+        idle = partial(self._idle, head)
+        interleave([before, *head_runs(lists[-1], back_stage, back)], idle)
         answers = placed.all_answer(FrameKind.NORMS, record.step)
+        placed.under_way = 0, ()
         self._norms.clear()
         frames = iter(answers)
         for segment, actions in zip(segments, lists, strict=False):
@@ -307,6 +310,11 @@ class RemoteSegments:
         built_s = max(began_s, *(each.built_s for each in placed.members))
         self._measured.add_own(OwnTimes(*times, built_s, time.monotonic(), whole))
         self._timer.move(built_s - began_s, PIPELINE, START)
+
+    def _idle(self, head: LastStage) -> None:
+        if isinstance(head, RecordedHead) and head.owes:
+            self._placed.excuse_stall()
+        self._placed.idle()
 
     def _fence(self, record: StepRecord) -> Fence:
         common = self._placed.common

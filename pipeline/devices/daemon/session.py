@@ -80,6 +80,9 @@ class Session:
     held: HeldSegment | None = None
     neighbours: dict[str, FrameStream] = field(default_factory=dict)
     _busy_since: float | None = None
+    _moved_s: float = field(default_factory=time.monotonic)  # when work last began or ended
+    # the next sign of life: it has the current step, and as micro-batch the number of actions done
+    _at: Frame = field(default_factory=lambda: Frame(FrameKind.ALIVE, 0, 0, 0))
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
@@ -187,6 +190,7 @@ class Session:
     def _open_to(self, own: SegmentDescription, peer: Peer) -> None:
         """Dial a neighbour, for which this device is before it or has another share."""
         side = SHARE if peer.neighbour.startswith(SHARE) else BEFORE
+        self._moved_s = time.monotonic()
         try:
             stream = self.dial(peer.address, peer.secret, neighbour_name(side, own.member))
         except LinkError as error:
@@ -222,8 +226,10 @@ class Session:
         ports = TimedPorts(hops, around, self._set_busy, self.arrived)
         stage = held.stage(frame.step, sizes, partial(self._wait_for, held, ports))
         actions = schedule.build(d.schedule, d.num_segments, len(sizes))[d.stage]
-        for _ in run_stage(actions, stage, ports):
+        for done, _ in enumerate(run_stage(actions, stage, ports)):
+            self._at = replace(frame, kind=FrameKind.ALIVE, micro_batch=done)
             self._check()
+        self._at = replace(self._at, micro_batch=len(actions))
         self._wait(lambda: ports.all_sent() and held.built)  # a device without rows has not waited
         norms = torch.tensor(self._norms(held, frame), dtype=torch.float64)
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
@@ -376,7 +382,7 @@ class Session:
             self._set_busy(before)
 
     def _set_busy(self, since: float | None) -> None:
-        self._busy_since = since
+        self._busy_since, self._moved_s = since, time.monotonic()
 
     def _give_up(self) -> None:
         self._set_busy(None)
@@ -406,11 +412,17 @@ class Session:
 
     def _signs_of_life(self, done: threading.Event) -> None:
         while not done.wait(ALIVE_S):
-            since = self._busy_since
-            busy_s = 0.0 if since is None else max(0.0, time.monotonic() - since)
-            alive = torch.tensor(busy_s, dtype=torch.float64)
+            since, now = self._busy_since, time.monotonic()
+            busy_s = 0.0 if since is None else max(0.0, now - since)
+            still_s = 0.0 if since is not None else now - self._last_moved_s()
+            alive = torch.tensor([busy_s, still_s], dtype=torch.float64)
             if self.control.backlog()[0] < 2 * _MOST_UNSENT:
-                self.control.send(Frame(FrameKind.ALIVE, 0, 0, 0, (alive,)))
+                self.control.send(replace(self._at, tensors=(alive,)))
+
+    def _last_moved_s(self) -> float:
+        """When this device last computed, dialled, sent or received anything."""
+        streams = self.control, *self.neighbours.values()
+        return max(self._moved_s, *(each.last_moved_s for each in streams))
 
 
 def _peak_bytes() -> int:

@@ -248,3 +248,22 @@ def test_an_arriving_frame_does_not_wake_the_sending_thread() -> None:
     stream.close()
     sender.join(60)
     assert len(sent) == 1 and not waits.acquire(blocking=False)
+
+
+def test_pieces_move_a_stream_but_signs_of_life_do_not() -> None:
+    """Otherwise a stream on which devices wait for each other would look busy."""
+    sender, receiver = FrameStream("receiver", 2**22), FrameStream("sender", 2**22)
+    sender.last_moved_s = receiver.last_moved_s = 0.0
+    messages = sender.outgoing()
+
+    def passed(kind: FrameKind, size: int) -> tuple[bool, bool]:
+        """Whether the sender and the receiver moved with the first message of a frame."""
+        sender.send(Frame(kind, 1, 2, 3, (torch.zeros(size, dtype=torch.uint8),)))
+        first = next(messages)
+        sender.send(Frame(FrameKind.ALIVE, 1, 2, 3))
+        next(messages)  # gRPC has taken the first one
+        receiver.feed([first])
+        return sender.last_moved_s > 0, receiver.last_moved_s > 0
+
+    assert passed(FrameKind.ALIVE, 8) == (False, False)
+    assert passed(FrameKind.PART, 2**20) == (True, True)  # only a piece of the part

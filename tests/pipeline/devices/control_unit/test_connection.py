@@ -1,13 +1,14 @@
 """When a control unit treats a device as lost."""
 
 import threading
+import time
 from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from collapipe.errors import StageError
+from collapipe.errors import LinkError, StageError, WireError
 from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
@@ -36,9 +37,31 @@ def test_a_slow_local_disk_does_not_make_a_device_silent() -> None:
         pass
     stream.last_received_s -= 60
     connection.check(hung_s=1.0)
+    while not connection._storing:
+        pass
+    stream.last_moved_s -= 60
+    assert time.monotonic() - connection.moved_s < 30  # the device is not to blame
     stored.set()
     feeding.join(5)
     connection.broken = None  # the stream has ended
     stream.last_received_s -= 60
     with pytest.raises(StageError, match="no sign of life for 6"):
         connection.check(hung_s=1.0)
+
+
+def test_a_device_reports_since_when_it_waits_and_for_which_action() -> None:
+    connection = DeviceConnection(
+        DeviceAddress("a", "127.0.0.1:1"),
+        Mock(stream=lambda *_: Mock(last_moved_s=0.0, receive=Mock(side_effect=LinkError("")))),
+        threading.Event(),
+        Mock(),
+        1500,
+    )
+    times = torch.tensor([0.0, 7.0]).double()
+    connection._reported_s = 0.0
+    connection._handle(Frame(FrameKind.ALIVE, 1, 2, 3, (times,)))
+    assert connection.at.micro_batch == 3 and connection.busy_s == 0.0
+    assert time.monotonic() - connection.moved_s >= 7.0
+    for invalid in (times[:1], times * torch.nan, torch.zeros(3)):
+        with pytest.raises(WireError, match="ALIVE"):
+            connection._handle(Frame(FrameKind.ALIVE, 1, 2, 3, (invalid,)))

@@ -1,5 +1,6 @@
 """A device that reports invalid messages is lost; the round continues with the same bits."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,8 +8,11 @@ import pytest
 import torch
 from device_cluster import Result, Work, daemons, device_name, plan_of
 
+from collapipe.errors import StageError
+from collapipe.plan import ClusterPlan
 from collapipe.wire.frames import Frame
 from pipeline.devices.control_unit import placement
+from pipeline.devices.control_unit.segments import RemoteSegments
 from pipeline.devices.daemon.server import Daemon
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.hops import HopError, StreamPorts, UndialledError
@@ -80,3 +84,35 @@ def test_the_sender_of_too_many_positions_is_lost_before_they_are_computed(
     monkeypatch.setattr(placement, "SILENT_S", 0.0)
     with lengthening() as there:
         assert Work().remote(PLAN, there, lost=[NAMES[0]]).equals(expected)
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_device_that_is_alive_but_never_answers_is_lost(
+    silent: int, expected: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for it, directly or not. The limit becomes short once they do."""
+    begin, replanned, work = Session._begin, RemoteSegments._replanned, Work()
+    running, usual_s = list[RemoteSegments](), placement._STALLED_S
+    # the actions of devices before the silent one; those after it wait for their first input
+    done = {NAMES[k]: 3 if k < silent else 0 for k in range(3)}
+
+    def wait(self: Session, frame: Frame) -> None:
+        until = time.monotonic() + 30  # so that a failing test ends
+        while there[silent]._session is self and not self.control.over and time.monotonic() < until:
+            known = running[0]._placed.connections
+            if {name: each.at.micro_batch for name, each in known.items()} == done:
+                monkeypatch.setattr(placement, "_STALLED_S", 0.5 - work.hung_s)
+            time.sleep(0.02)
+        begin(self, frame)
+
+    def replanning(self: RemoteSegments, lost: StageError) -> ClusterPlan:
+        monkeypatch.setattr(placement, "_STALLED_S", usual_s)
+        return replanned(self, lost)
+
+    run = RemoteSegments.run
+    monkeypatch.setattr(RemoteSegments, "run", lambda *a: (running.append(a[0]), run(*a))[1])
+    monkeypatch.setattr(RemoteSegments, "_replanned", replanning)
+    monkeypatch.setattr(Session, "_begin", wait)
+    monkeypatch.setattr("pipeline.devices.daemon.session.ALIVE_S", 0.05)
+    with daemons(3) as there:
+        assert work.remote(PLAN, there, lost=[NAMES[silent]]).equals(expected)

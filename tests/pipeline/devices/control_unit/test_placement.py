@@ -79,8 +79,9 @@ def test_devices_are_not_silent_while_this_process_is_paused(monkeypatch: Monkey
         return now_s[0]
 
     monkeypatch.setattr(placement, "time", Mock(monotonic=clock))
-    device = Mock(control=control, check=check, troubles={})
-    placed = Placement(plan_of(["a"], [1]), Mock(), Mock(), Mock(), {"a": device})
+    device = Mock(control=control, check=check, troubles={}, moved_s=0.0)
+    cluster = Mock(hung_s=lambda plan: 10.0)
+    placed = Placement(plan_of(["a"], [1]), cluster, Mock(), Mock(), {"a": device})
     placed.idle()
     now_s[0] += 1000
     placed.idle()
@@ -99,3 +100,28 @@ def test_the_first_or_last_device_with_unread_frames_is_named() -> None:
         with pytest.raises(HopError, match="has not read") as found:
             Placement.check_hops(Mock(**sides))
         assert found.value.neighbour == name
+
+
+@pytest.mark.parametrize("moves", ["device", "hop", "excuse", "pause", ""])
+def test_a_device_is_lost_only_if_nothing_moves(moves: str, monkeypatch: MonkeyPatch) -> None:
+    """Devices may wait as long as any of them computes, sends or receives something, or the control
+    unit is to blame."""
+    now_s = 0.0
+    monkeypatch.setattr(placement, "time", Mock(monotonic=lambda: now_s))
+    device, hop = Mock(troubles={}, moved_s=0.0), Mock(last_moved_s=0.0)
+    cluster, replica = Mock(hung_s=lambda plan: 10.0), Mock(waits_for=lambda: "a")
+    own = plan_of(["a"], [1]), cluster, Mock(), replica, {"a": device}
+    placed = Placement(*own, arrived=Mock(), hops=[hop])
+    for number in range(100):
+        now_s += 50.0 if moves == "pause" and number % 25 == 0 else 0.8
+        if moves == "excuse":
+            placed.excuse_stall()
+        device.moved_s = now_s if moves == "device" else 0.0
+        hop.last_moved_s = now_s if moves == "hop" else 0.0
+        if not moves and now_s > 70:
+            with pytest.raises(StageError, match="has not answered for 7") as found:
+                placed.idle()
+            assert found.value.device == "a"
+            return
+        placed.idle()
+    assert moves

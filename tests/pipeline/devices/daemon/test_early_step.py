@@ -4,6 +4,7 @@ import threading
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from collapipe.plan import SegmentPlan, Share, Span
 from collapipe.report import PIPELINE, START
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
-from pipeline.devices.control_unit.journal import RecordingPorts, StepRecord
+from pipeline.devices.control_unit.journal import RecordedHead, RecordingPorts, StepRecord
 from pipeline.devices.control_unit.placement import Placement
+from pipeline.devices.control_unit.segments import RemoteSegments
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.hops import TimedPorts
 from pipeline.devices.messages import BEFORE, BEHIND, neighbour_name
@@ -130,3 +132,18 @@ def test_a_segment_is_built_if_all_its_devices_have_the_weights_of_this_plan() -
         connections = {"a": SimpleNamespace(built=a), "b": SimpleNamespace(built=b)}
         own: Any = SimpleNamespace(connections=connections, common=SimpleNamespace(epoch=2))
         assert Placement.is_built(own, pair) == (a == b == 2)
+
+
+def test_a_decoder_that_has_not_answered_delays_the_devices() -> None:
+    """They are not to blame, however long it takes."""
+    record, placed = StepRecord(0, [(1, 1)]), Mock()
+    head = RecordedHead(Mock(backward=lambda micro_batch, received: ()), record)
+    own: Any = SimpleNamespace(_placed=placed)
+    RemoteSegments._idle(own, head)
+    assert not placed.excuse_stall.called
+    head.forward(0, ())
+    RemoteSegments._idle(own, head)
+    assert placed.excuse_stall.call_count == 1
+    head.backward(0, ())
+    RemoteSegments._idle(own, head)
+    assert placed.excuse_stall.call_count == 1 and placed.idle.call_count == 3
