@@ -18,6 +18,7 @@ from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Member, Role, check_name, dns_name
 from collapipe.errors import ConfigError, LinkError, WireError, cause_of
 
+_MESSAGE_S = 5.0  # as long as a handshake may take
 _OTHER_NAME = 62  # X509_V_ERR_HOSTNAME_MISMATCH of OpenSSL
 
 
@@ -122,6 +123,20 @@ def _is_accepted(secured: ssl.SSLSocket) -> bool:
         return False
 
 
+def _first(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    """Return a call's message; end the call if there is none in time, because it holds a thread."""
+    late = threading.Timer(_MESSAGE_S, context.cancel)
+    late.daemon = True
+    late.start()
+    try:
+        for message in messages:
+            return message
+    finally:
+        late.cancel()
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+    raise AssertionError  # abort does not return
+
+
 class Doorkeeper:
     """Refuses callers with UNAUTHENTICATED before it reads a message from them.
 
@@ -139,7 +154,7 @@ class Doorkeeper:
 
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> object:
             self._admitted(context)
-            return handler.unary_unary(next(messages), context)
+            return handler.unary_unary(_first(messages, context), context)
 
         def carry(messages: Iterator[bytes], context: grpc.ServicerContext) -> object:
             member = self._admitted(context)

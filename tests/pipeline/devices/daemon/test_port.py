@@ -11,6 +11,7 @@ import grpc
 import pytest
 from made_cluster import Cluster
 
+from collapipe.credentials import verified_channel
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Role, dns_name
 from collapipe.errors import LinkError
@@ -104,6 +105,27 @@ def test_unauthorised_calls_without_a_request_do_not_hold_threads(tmp_path: Path
         silence.put(b"")
         with Dialer(boss).channel("jetson", daemon.address) as channel:
             assert channel.unary_unary(STATUS)(b"", timeout=60)
+
+
+def test_calls_of_a_silent_control_unit_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each holds a thread of the daemon until its message arrives."""
+    monkeypatch.setattr(verified_channel, "_MESSAGE_S", 0.1)
+    cluster = Cluster(tmp_path)
+    jetson, boss = cluster.member(), cluster.member("boss", UNIT)
+    with (
+        Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon,
+        Dialer(boss).channel("jetson", daemon.address) as channel,
+    ):
+        silence = queue.SimpleQueue[bytes]()
+        silent = channel.stream_unary(STATUS).future(iter(silence.get, b""), timeout=20)
+        assert silent.code() == grpc.StatusCode.CANCELLED
+        silence.put(b"")
+        monkeypatch.setattr(verified_channel, "_MESSAGE_S", 60)
+        empty = channel.stream_unary(STATUS).future(iter(()), timeout=60)
+        assert empty.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert not caplog.records
 
 
 def test_a_revoked_silent_control_unit_loses_its_session(tmp_path: Path) -> None:
