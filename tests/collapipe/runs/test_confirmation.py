@@ -60,3 +60,10 @@ def test_a_run_on_this_machine_is_resumed_without_more_options() -> None:
     settings = load_overrides([])
     check_confirmed(settings, [])
     assert resume_command(settings) == shlex.join(["collapipe", "resume", settings.run_dir])
+
+
+def test_a_federations_folder_has_the_options_of_links(tmp_path: Path) -> None:
+    federation = f"runtime.federation={tmp_path}"
+    settings = load_overrides(["runtime=deployment", federation, "link.host=192.0.2.1"])
+    command = shlex.split(resume_command(settings))
+    assert federation in command and "link.host=192.0.2.1" not in command
