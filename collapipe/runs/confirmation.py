@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from collapipe.config import Settings
-from collapipe.config.overrides import typed
 from collapipe.credentials.verified_channel import is_loopback
 from collapipe.errors import ConfigError, one_line
 
@@ -31,6 +30,8 @@ def check_confirmed(settings: Settings, given: Collection[str]) -> None:
 
 def resume_command(settings: Settings) -> str:
     """Return the command that resumes a run, with the options that ``check_confirmed`` requires."""
+    from collapipe.config.overrides import typed  # imports Hydra
+
     options, federation = _addresses(settings), settings.runtime.federation
     if federation is None:  # else units have their owners' devices
         with suppress(ConfigError):  # the inventory is gone or has changed, as the command will say
