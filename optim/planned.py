@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from collapipe.errors import ConfigError, faults_of, one_line
+from collapipe.errors import ConfigError, InfeasibleRoundError, faults_of, one_line
 from collapipe.plan import RoundPlan
 from collapipe.validation import dotted, returned, rule
 from optim.planner import Planner, RoundRequest
@@ -22,12 +22,16 @@ def planned(strategy: Planner, request: RoundRequest, rng: np.random.Generator) 
     request, because the plan would be verified against these changes.
     """
     source, before = _source(strategy), _written(request, strategy)
+    infeasible = None
     try:
         with faults_of(source):
             plan = strategy.plan_round(request, rng)
-    finally:
-        if _written(request, strategy) != before:
-            raise ConfigError(f"{source}: changed its request; use dataclasses.replace instead")
+    except InfeasibleRoundError as error:
+        infeasible = error
+    if _written(request, strategy) != before:
+        raise ConfigError(f"{source}: changed its request; use dataclasses.replace instead")
+    if infeasible is not None:
+        raise infeasible
     return accepted(plan, strategy, request)
 
 

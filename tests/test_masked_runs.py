@@ -31,7 +31,7 @@ from client_app.app import app as client_app
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.secure_aggregation.masks import Words
-from collapipe.secure_aggregation.messages import SharesReply, SurvivorsReply, UnmaskReply
+from collapipe.secure_aggregation.messages import Roster, SharesReply, SurvivorsReply, UnmaskReply
 from collapipe.secure_aggregation.quantising import LEVELS, Quantiser
 from collapipe.secure_aggregation.shamir import SHARE_BYTES
 from collapipe.tensors import Tensors
@@ -334,6 +334,30 @@ def test_units_that_refuse_keys_in_the_second_attempt_are_named(tmp_path: Path) 
         "1": f"{file} unit 0 in privacy.peers",
     }
     assert line["units"] == [] and "shared their keys" in str(line["skipped"])
+
+
+def test_units_that_refuse_a_stranger_in_the_second_attempt_are_not_suspended(
+    tmp_path: Path,
+) -> None:
+    """Unit 2 is refused by as many as a sum needs. Nobody shares keys, so rounds are skipped."""
+    refused = {(2, 1): (0,), (0, 2): (2,), (1, 2): (2,)}
+    attempts = Counter[tuple[int, str]]()
+
+    def refusing(message: Message, context: Context) -> Message:
+        reply, unit = client_app(message, context), int(context.node_config["partition-id"])
+        if message.metadata.message_type == records.MASK_SHARES:
+            round_ = records.unpack(Roster, message.content).round
+            attempts[unit, round_] += 1
+            if (others := refused.get((unit, attempts[unit, round_]))) is not None:
+                reply.content = records.pack(SharesReply(unit, {}, {}, others))
+        return reply
+
+    options = "federation.num_units=4", "federation.rounds=2", "channel.num_channels=4"
+    with pytest.raises(RoundFailedError):
+        run(tmp_path / "run", *MASKED, *options, client=refusing)  # type: ignore[arg-type]
+    for line in lines(tmp_path / "run"):
+        assert line["excluded"] == {}
+        assert {"0", "1"} <= line["failures"].keys()  # type: ignore[attr-defined]
 
 
 def test_a_round_below_the_threshold_is_skipped_with_a_reason(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -131,8 +130,8 @@ def run_or_wait(
         while True:
             for log in [log for log, process in running.items() if process.poll() is not None]:
                 status = running.pop(log).returncode
-                print(f"{log.stem} has ended, status {status}: {last_line(log.read_text())}")
-                sys.stdout.flush()
+                last = last_line(log.read_text(errors="replace"))
+                print(f"{log.stem} has ended, status {status}: {last}", flush=True)
             time.sleep(_LOOK_S)
     return 0
 

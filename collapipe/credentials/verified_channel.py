@@ -22,9 +22,8 @@ _MESSAGE_S = 5.0  # as long as a handshake may take
 _OTHER_NAME = 62  # X509_V_ERR_HOSTNAME_MISMATCH of OpenSSL
 
 
-def is_loopback(address: str) -> bool:
-    """Whether a HOST:PORT is on this machine, by its number or as ``localhost``."""
-    host, _ = host_and_port(address)
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its number or as ``localhost``."""
     try:
         return ip_address(host).is_loopback
     except ValueError:  # a name
@@ -33,7 +32,7 @@ def is_loopback(address: str) -> bool:
 
 def require_loopback(address: str) -> None:
     """Raise ``ConfigError`` if ``--insecure`` would accept connections of other machines."""
-    if not is_loopback(address):
+    if not is_loopback(host_and_port(address)[0]):
         raise ConfigError(
             f"--insecure on {address}: only 127.0.0.0/8, ::1 and localhost may go without "
             "certificates; make some: collapipe credentials add"

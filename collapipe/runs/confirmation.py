@@ -6,10 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from collapipe.config import Settings
+from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.verified_channel import is_loopback
 from collapipe.errors import ConfigError, one_line
-
-_OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 def check_confirmed(settings: Settings, given: Collection[str]) -> None:
@@ -55,7 +54,7 @@ def _addresses(settings: Settings) -> dict[str, tuple[str, str, str | None]]:
     return {
         option: (str(value), what, safe)
         for option, (value, what, safe) in requested.items()
-        if value and value not in _OWN_MACHINE
+        if value and not is_loopback(value)
     }
 
 
@@ -64,6 +63,8 @@ def _devices(settings: Settings) -> dict[str, tuple[str, str, str | None]]:
     from collapipe.inventory.cluster import DeviceCluster  # imports torch
 
     cluster = settings.build("cluster")
-    if not isinstance(cluster, DeviceCluster) or all(map(is_loopback, cluster.addresses)):
+    if not isinstance(cluster, DeviceCluster) or all(
+        is_loopback(host_and_port(each)[0]) for each in cluster.addresses
+    ):
         return {}
     return {"cluster.file": (cluster.file, "to train on its devices on other machines", None)}

@@ -56,7 +56,7 @@ class FrameKind(IntEnum):
     READY = 8  # the segment's streams are open
     BUILT = 18  # the segment has all its weights
     FAILED = 13  # why the sender cannot continue, as JSON
-    ALIVE = 14  # the step and number of actions done; seconds of current work, and without any
+    ALIVE = 14  # seconds of current work and since the last one, the step's finished actions
     # In both directions
     PART = 7  # tensors of a block as safetensors, after their header as JSON
     CLOCK = 16  # ask for the time; in the answer the sender's clock, in seconds

@@ -179,11 +179,13 @@ class DecoderLinkServer:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except CollaPipeError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except Exception as error:  # else the unit takes it for a broken link and repeats the step
-            own, kind = error_of_plugin(error), type(error).__name__
-            _log.error("the head raised %s", own or kind, exc_info=None if own else error)
-            fault = f"the head raised {kind} ({place_in_plugin(error) or 'in CollaPipe'})"
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{fault}; the server's log has more")
+        except Exception as error:
+            no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            if no_memory or (place := place_in_plugin(error)) is None:
+                raise  # the unit takes it for a broken link and repeats the step
+            _log.error("the head raised %s", error_of_plugin(error))
+            fault = f"the head raised {type(error).__name__} ({place}); the server's log has more"
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
 
     @contextmanager
     def _claimed(self, context: grpc.ServicerContext) -> Iterator[_Claim]:

@@ -29,7 +29,7 @@ from server_app.roster import SILENT
 from server_app.rounds.kept import check_state
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
-_MOST_NORM, _MOST_LOSS = 1e100, 1e6  # of averages that stay finite and readable
+_MOST_NORM, _MOST_LOSS = 1e100, 1e12  # of averages that stay finite and readable
 _MOST_S = 1e7  # of a phase: four months
 _ACTIONS = 2  # per micro-batch and segment: forward and backward
 

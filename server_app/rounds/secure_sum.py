@@ -148,7 +148,11 @@ class SecureSum:
         others, units = self._session.others(reply.unit), self._session.keys.keys()
         if reply.sealed.keys() == others and reply.digests.keys() == units:
             return True
-        self._blame(reply.unit, "sent shares for the wrong units")
+        if refused := units & {*reply.refused}:  # then an honest unit shares nothing, either
+            names = few_of(map(self.units.places.called, sorted(refused)), ", ")
+            self.failures[reply.unit] = Failure("WireError", f"refuses the keys of {names}")
+        else:
+            self._blame(reply.unit, "sent shares for the wrong units")
         return False
 
     def _blame(self, unit: int, why: str) -> None:

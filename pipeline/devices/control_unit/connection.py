@@ -1,7 +1,6 @@
 """The devices of a cluster, and the control unit's connection to each: commands, answers and signs
 of life."""
 
-import math
 import queue
 import threading
 import time
@@ -39,7 +38,7 @@ _FEW_BYTES = 2**20  # limit of an answer, and of a hop's frame before any activa
 SILENT_S = 5.0  # a device is lost after this time without a sign of life
 _MOST_ANSWERS = 64  # limit of answers that were not requested
 _ANSWERS = FrameKind.WANTED, FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK
-_TIMES = {FrameKind.ALIVE: 2, FrameKind.CLOCK: 1}  # how many seconds they carry
+_NUMBERS = {FrameKind.ALIVE: 3, FrameKind.CLOCK: 1}  # how many they carry
 OnPart = Callable[[str, Frame], None]
 """Called with the device's name and its PART."""
 
@@ -107,7 +106,7 @@ class DeviceConnection:
         self.broken: CollaPipeError | None = None
         self.busy_s = self.answered_s = 0.0
         self._reported_s, self._storing = time.monotonic(), False
-        self.at = Frame(FrameKind.ALIVE, 0, 0, 0)  # its last sign of life
+        self.progress = Frame(FrameKind.ALIVE, 0, 0, 0), 0  # its step, and its finished actions
         self.built, self.built_s = -1, 0.0  # the last epoch with all weights, and since when
         self._answers: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
         self.control = self._opened(CONTROL, part_bytes, threading.Event())
@@ -183,11 +182,13 @@ class DeviceConnection:
         self._arrived.set()
 
     def _handle(self, frame: Frame) -> None:
-        times: list[float] = frame.only(1)[0].flatten().tolist() if frame.kind in _TIMES else []
-        if len(times) != _TIMES.get(frame.kind, 0) or not all(map(math.isfinite, times)):
-            raise WireError(f"{self.name} sent {frame.kind.name} of {times[:3]}")
+        if (count := _NUMBERS.get(frame.kind)) is not None:
+            (numbers,) = frame.only(1)
+            if numbers.numel() != count or not bool(numbers.isfinite().all()):
+                raise WireError(f"{self.name} sent {frame.kind.name} of {list(numbers.shape)}")
         if frame.kind == FrameKind.ALIVE:
-            self.at, (self.busy_s, still_s) = frame, times
+            self.busy_s, still_s, done = numbers.tolist()
+            self.progress = frame, int(done)
             self._reported_s = max(self._reported_s, time.monotonic() - max(0.0, still_s))
         elif frame.kind == FrameKind.BUILT:
             self.built, self.built_s = frame.epoch, time.monotonic()

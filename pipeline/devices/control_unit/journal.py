@@ -24,7 +24,7 @@ class StepRecord:
 
     @property
     def rows(self) -> list[int]:
-        """Those of each micro-batch."""
+        """The rows of each micro-batch."""
         return [rows for rows, _ in self.shapes]
 
 

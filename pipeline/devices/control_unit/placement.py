@@ -110,7 +110,7 @@ class Placement:
         self._checked_s, self.awake_s = time.monotonic(), 0.0
         self._moved_s = self._checked_s
         self.under_way: tuple[int, schedule.Schedule] = 0, ()  # a step, and its segments' actions
-        self._lacking: str | None = None  # a device whose answer is awaited
+        self._unanswered: Sequence[str] = ()  # devices whose answer is awaited
 
     @property
     def names(self) -> list[str]:
@@ -260,8 +260,8 @@ class Placement:
         for connection in self.connections.values():
             connection.control.last_received_s = now
 
-    def excuse_stall(self) -> None:
-        """Call while devices have to wait for another machine, or for this process."""
+    def reset_stall_timer(self) -> None:
+        """Call while devices wait for another machine, or for this process."""
         self._moved_s = time.monotonic()
 
     def _look_for_stall(self) -> None:
@@ -273,18 +273,18 @@ class Placement:
         moved_s = max(self._moved_s, *devices, *(each.last_moved_s for each in self.hops))
         stalled_s = self._checked_s - moved_s
         if stalled_s > self.hung_s + _STALLED_S:
-            raise StageError(self._holder(), f"has not answered for {stalled_s:.0f} s")
+            raise StageError(self._awaited_device(), f"has not answered for {stalled_s:.0f} s")
 
-    def _holder(self) -> str:
+    def _awaited_device(self) -> str:
         """The device for which the others wait: the first one that has the input of its next
-        action, or else one that has not answered."""
+        action, or else one of those that have not answered that has done least."""
         step, lists = self.under_way
         current = self.common.round, self.common.epoch, step
         counts, done = dict[str, int](), list[set[Action]]()
         for segment, actions in zip(self.plan.segments, lists, strict=False):
             for name in segment.devices:
-                at = self.connections[name].at
-                counts[name] = at.micro_batch if (at.round, at.epoch, at.step) == current else 0
+                at, finished = self.connections[name].progress
+                counts[name] = finished if (at.round, at.epoch, at.step) == current else 0
             done.append({*actions[: min(counts[name] for name in segment.devices)]})
         if done:  # the head has answered what it received
             done.append({Action(BACKWARD, each.micro_batch) for each in done[-1]})
@@ -293,7 +293,9 @@ class Placement:
                 left = actions[counts[name] :]
                 if left and schedule.ready(left[0], stage, done):
                     return name
-        return self._lacking or self.replica.waits_for()
+        if self._unanswered:
+            return min(self._unanswered, key=lambda name: counts.get(name, 0))
+        return self.replica.waits_for()
 
     def _look_for_trouble(self) -> None:
         for connection in self.members:
@@ -484,9 +486,8 @@ class Placement:
             for each in members:
                 if each.name not in frames and (frame := each.answer(self.frame(kind, step))):
                     frames[each.name] = frame
-            lacking = (each.name for each in members if each.name not in frames)
-            self._lacking = next(lacking, None)
-            return self._lacking is None
+            self._unanswered = [each.name for each in members if each.name not in frames]
+            return not self._unanswered
 
         self.wait(complete)
         return [frames[each.name] for each in members]

@@ -313,7 +313,7 @@ class RemoteSegments:
 
     def _idle(self, head: LastStage) -> None:
         if isinstance(head, RecordedHead) and head.owes:
-            self._placed.excuse_stall()
+            self._placed.reset_stall_timer()
         self._placed.idle()
 
     def _fence(self, record: StepRecord) -> Fence:

@@ -81,8 +81,10 @@ class Session:
     neighbours: dict[str, FrameStream] = field(default_factory=dict)
     _busy_since: float | None = None
     _moved_s: float = field(default_factory=time.monotonic)  # when work last began or ended
-    # the next sign of life: it has the current step, and as micro-batch the number of actions done
-    _at: Frame = field(default_factory=lambda: Frame(FrameKind.ALIVE, 0, 0, 0))
+    # the current step, and its finished actions; one more once own gradients are on their way
+    _progress: tuple[Frame, int] = field(
+        default_factory=lambda: (Frame(FrameKind.ALIVE, 0, 0, 0), 0)
+    )
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
@@ -227,9 +229,9 @@ class Session:
         stage = held.stage(frame.step, sizes, partial(self._wait_for, held, ports))
         actions = schedule.build(d.schedule, d.num_segments, len(sizes))[d.stage]
         for done, _ in enumerate(run_stage(actions, stage, ports)):
-            self._at = replace(frame, kind=FrameKind.ALIVE, micro_batch=done)
+            self._progress = frame, done
             self._check()
-        self._at = replace(self._at, micro_batch=len(actions))
+        self._progress = frame, len(actions)
         self._wait(lambda: ports.all_sent() and held.built)  # a device without rows has not waited
         norms = torch.tensor(self._norms(held, frame), dtype=torch.float64)
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
@@ -254,6 +256,7 @@ class Session:
             for member in held.description.others:
                 stream = self.neighbours[neighbour_name(SHARE, member)]
                 self._send_later(stream, frame, held.gradients_for(member))
+            self._progress = frame, self._progress[1] + 1
             step = frame.step
             self._wait(lambda: self._took_shares(held, step) and exchange.has_gradients(step))
         with self._busy():
@@ -415,9 +418,10 @@ class Session:
             since, now = self._busy_since, time.monotonic()
             busy_s = 0.0 if since is None else max(0.0, now - since)
             still_s = 0.0 if since is not None else now - self._last_moved_s()
-            alive = torch.tensor([busy_s, still_s], dtype=torch.float64)
+            step, finished = self._progress
+            alive = torch.tensor([busy_s, still_s, finished], dtype=torch.float64)
             if self.control.backlog()[0] < 2 * _MOST_UNSENT:
-                self.control.send(replace(self._at, tensors=(alive,)))
+                self.control.send(replace(step, kind=FrameKind.ALIVE, tensors=(alive,)))
 
     def _last_moved_s(self) -> float:
         """When this device last computed, dialled, sent or received anything."""

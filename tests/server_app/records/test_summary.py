@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from round_report import round_report
 
 from collapipe.config import load_overrides
@@ -15,6 +16,7 @@ from server_app.records.summary import (
     clock_text,
     opening,
     sent,
+    summarised,
 )
 
 
@@ -84,3 +86,17 @@ def test_energy_is_the_sum_of_uploads_and_devices_over_all_rounds() -> None:
     for _ in range(2):
         history.add(round_report(cost=RoundCost(12.0, costs)))
     assert history.energy_j == 2 * (2 + 3 + 4 + 5)
+
+
+def test_a_run_that_ends_early_prints_the_whole_command_that_resumes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options that name other machines must be repeated."""
+    option = "tracking.mlflow=http://192.0.2.1"
+    settings = load_overrides([option, f"hydra.run.dir={tmp_path}"])
+    parts = RunFolder(tmp_path), settings, History(0.0, num_rounds=4), Console(width=200), str
+    (tmp_path / "checkpoints" / "000004").mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt), summarised(*parts):
+        raise KeyboardInterrupt
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"go on after round 4 with: collapipe resume {tmp_path} {option}"

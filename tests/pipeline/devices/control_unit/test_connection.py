@@ -37,9 +37,11 @@ def test_a_slow_local_disk_does_not_make_a_device_silent() -> None:
         pass
     stream.last_received_s -= 60
     connection.check(hung_s=1.0)
+    until = time.monotonic() + 30
     while not connection._storing:
-        pass
+        assert time.monotonic() < until
     stream.last_moved_s -= 60
+    connection._reported_s -= 60
     assert time.monotonic() - connection.moved_s < 30  # the device is not to blame
     stored.set()
     feeding.join(5)
@@ -57,11 +59,15 @@ def test_a_device_reports_since_when_it_waits_and_for_which_action() -> None:
         Mock(),
         1500,
     )
-    times = torch.tensor([0.0, 7.0]).double()
+    times = torch.tensor([0.0, 7.0, 3.0]).double()
     connection._reported_s = 0.0
     connection._handle(Frame(FrameKind.ALIVE, 1, 2, 3, (times,)))
-    assert connection.at.micro_batch == 3 and connection.busy_s == 0.0
+    assert connection.progress[1] == 3 and connection.busy_s == 0.0
     assert time.monotonic() - connection.moved_s >= 7.0
-    for invalid in (times[:1], times * torch.nan, torch.zeros(3)):
+    for invalid in (
+        times[:1],
+        times * torch.nan,
+        Mock(numel=lambda: 10**7, shape=(10**7,), tolist=None),
+    ):
         with pytest.raises(WireError, match="ALIVE"):
             connection._handle(Frame(FrameKind.ALIVE, 1, 2, 3, (invalid,)))

@@ -6,13 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from device_cluster import Result, Work, daemons, device_name, plan_of
+from device_cluster import UNIT, Result, Work, daemons, device_name, plan_of
 
 from collapipe.errors import StageError
-from collapipe.plan import ClusterPlan
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.wire.frames import Frame
 from pipeline.devices.control_unit import placement
 from pipeline.devices.control_unit.segments import RemoteSegments
+from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.server import Daemon
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.hops import HopError, StreamPorts, UndialledError
@@ -100,7 +101,7 @@ def test_a_device_that_is_alive_but_never_answers_is_lost(
         until = time.monotonic() + 30  # so that a failing test ends
         while there[silent]._session is self and not self.control.over and time.monotonic() < until:
             known = running[0]._placed.connections
-            if {name: each.at.micro_batch for name, each in known.items()} == done:
+            if {name: each.progress[1] for name, each in known.items()} == done:
                 monkeypatch.setattr(placement, "_STALLED_S", 0.5 - work.hung_s)
             time.sleep(0.02)
         begin(self, frame)
@@ -116,3 +117,30 @@ def test_a_device_that_is_alive_but_never_answers_is_lost(
     monkeypatch.setattr("pipeline.devices.daemon.session.ALIVE_S", 0.05)
     with daemons(3) as there:
         assert work.remote(PLAN, there, lost=[NAMES[silent]]).equals(expected)
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_device_that_sends_no_gradients_of_a_shared_stage_is_lost(
+    silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of the stage have sent theirs, and are not lost."""
+    names, work, norms = NAMES[:2], Work(), Session._norms
+    shares = tuple(Share(name, 1) for name in names)
+    plan = ClusterPlan(UNIT, (SegmentPlan(names[0], Span(0, 4), shares),), 3, "gpipe")
+    with daemons(2) as there:
+        expected = work.remote(plan, there)
+
+    def keep_quiet(self: Session, held: HeldSegment, frame: Frame) -> list[float]:
+        if there[silent]._session is self:
+            known = running[0]._placed.connections[names[1 - silent]]
+            self._wait(lambda: known.progress[1] > 6)  # two actions of three micro-batches
+            monkeypatch.setattr(placement, "_STALLED_S", 0.5 - work.hung_s)
+            self._wait(lambda: False)
+        return norms(self, held, frame)
+
+    running, run = list[RemoteSegments](), RemoteSegments.run
+    monkeypatch.setattr(RemoteSegments, "run", lambda *a: (running.append(a[0]), run(*a))[1])
+    monkeypatch.setattr(Session, "_norms", keep_quiet)
+    monkeypatch.setattr("pipeline.devices.daemon.session.ALIVE_S", 0.05)
+    with daemons(2) as there:
+        assert work.remote(plan, there, lost=[names[silent]]).equals(expected)

@@ -115,7 +115,7 @@ def test_a_device_is_lost_only_if_nothing_moves(moves: str, monkeypatch: MonkeyP
     for number in range(100):
         now_s += 50.0 if moves == "pause" and number % 25 == 0 else 0.8
         if moves == "excuse":
-            placed.excuse_stall()
+            placed.reset_stall_timer()
         device.moved_s = now_s if moves == "device" else 0.0
         hop.last_moved_s = now_s if moves == "hop" else 0.0
         if not moves and now_s > 70:

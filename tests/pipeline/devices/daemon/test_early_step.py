@@ -63,6 +63,30 @@ def test_an_early_step_has_the_norms_of_a_step_after_all_weights() -> None:
             assert torch.equal(norms(daemon.address, frames, early), expected)
 
 
+@pytest.mark.parametrize(
+    ("moved", "expected"), [("busy", 0), ("control", 100), ("neighbour", 200), ("work", 300)]
+)
+def test_a_sign_of_life_says_for_how_long_nothing_has_moved(moved: str, expected: int) -> None:
+    """Otherwise the control unit would drop a device that works or waits for a slow link."""
+    control, neighbour = FrameStream("the control unit", 100), FrameStream("a neighbour", 100)
+    none: Any = None
+    session = Session(control, none, none, threading.Event(), threading.Event())
+    session.neighbours["behind-0"] = neighbour
+    now = time.monotonic()
+    control.last_moved_s = now - (100 if moved == "control" else 400)
+    neighbour.last_moved_s = now - (200 if moved == "neighbour" else 400)
+    session._moved_s = now - 300
+    session._busy_since = now - 300 if moved == "busy" else None
+    sent = list[Frame]()
+    looks: Any = Mock(wait=lambda _: bool(sent))
+    control.send = sent.append  # type: ignore[method-assign]
+    session._signs_of_life(looks)
+    busy_s, still_s, finished = sent[0].tensors[0].tolist()
+    assert still_s == pytest.approx(expected, abs=40)
+    assert busy_s == pytest.approx(300 if moved == "busy" else 0, abs=40)
+    assert (sent[0].kind, finished) == (FrameKind.ALIVE, 0)
+
+
 def test_waiting_for_weights_is_neither_busy_nor_compute_time() -> None:
     """Otherwise the control unit would drop the device, or plan with too long times."""
     streams, arrived = FrameStream("the control unit", 100), threading.Event()
@@ -140,10 +164,10 @@ def test_a_decoder_that_has_not_answered_delays_the_devices() -> None:
     head = RecordedHead(Mock(backward=lambda micro_batch, received: ()), record)
     own: Any = SimpleNamespace(_placed=placed)
     RemoteSegments._idle(own, head)
-    assert not placed.excuse_stall.called
+    assert not placed.reset_stall_timer.called
     head.forward(0, ())
     RemoteSegments._idle(own, head)
-    assert placed.excuse_stall.call_count == 1
+    assert placed.reset_stall_timer.call_count == 1
     head.backward(0, ())
     RemoteSegments._idle(own, head)
-    assert placed.excuse_stall.call_count == 1 and placed.idle.call_count == 3
+    assert placed.reset_stall_timer.call_count == 1 and placed.idle.call_count == 3
