@@ -225,7 +225,8 @@ def test_a_unit_that_fails_before_unmasking_does_not_change_the_sum(
     found = run(tmp_path / "run", *MASKED, client=client)  # type: ignore[arg-type]
     expected = weights(watched[0])
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert lines(tmp_path / "run")[0]["units"] == [0, 1, 2]
+    (line,) = lines(tmp_path / "run")
+    assert line["units"] == [0, 1, 2] and line["failures"] == {}
 
 
 def test_a_unit_that_fails_before_unmasking_misses_the_round(
