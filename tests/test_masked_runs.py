@@ -353,7 +353,7 @@ def test_units_that_refuse_a_stranger_in_the_second_attempt_are_not_suspended(
                 reply.content = records.pack(SharesReply(unit, {}, {}, others))
         return reply
 
-    options = "federation.num_units=4", "federation.rounds=2", "channel.num_channels=4"
+    options = "federation.num_units=4", "federation.rounds=3", "channel.num_channels=4"
     with pytest.raises(RoundFailedError):
         run(tmp_path / "run", *MASKED, *options, client=refusing)  # type: ignore[arg-type]
     for line in lines(tmp_path / "run"):
