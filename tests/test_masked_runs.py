@@ -340,8 +340,8 @@ def test_units_that_refuse_keys_in_the_second_attempt_are_named(tmp_path: Path) 
 def test_units_that_refuse_a_stranger_in_the_second_attempt_are_not_suspended(
     tmp_path: Path,
 ) -> None:
-    """Unit 2 is refused by as many as a sum needs. Nobody shares keys, so rounds are skipped."""
-    refused = {(2, 1): (0,), (0, 2): (2,), (1, 2): (2,)}
+    """Unit 4 has the keys made again, and three units then refuse unit 3. Rounds are skipped."""
+    refused = {(4, 1): (0,), (0, 2): (3,), (1, 2): (3,), (2, 2): (3,)}
     attempts = Counter[tuple[int, str]]()
 
     def refusing(message: Message, context: Context) -> Message:
@@ -353,12 +353,13 @@ def test_units_that_refuse_a_stranger_in_the_second_attempt_are_not_suspended(
                 reply.content = records.pack(SharesReply(unit, {}, {}, others))
         return reply
 
-    options = "federation.num_units=4", "federation.rounds=3", "channel.num_channels=4"
+    options = "federation.num_units=5", "channel.num_channels=5", "privacy.threshold=0.51"
+    options += ("federation.rounds=3",)
     with pytest.raises(RoundFailedError):
         run(tmp_path / "run", *MASKED, *options, client=refusing)  # type: ignore[arg-type]
     for line in lines(tmp_path / "run"):
         assert line["excluded"] == {}
-        assert {"0", "1"} <= line["failures"].keys()  # type: ignore[attr-defined]
+        assert {"0", "1", "2"} <= line["failures"].keys()  # type: ignore[attr-defined]
 
 
 def test_a_round_below_the_threshold_is_skipped_with_a_reason(tmp_path: Path) -> None:
