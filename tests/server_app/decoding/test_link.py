@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,7 +27,8 @@ from collapipe.errors import ConfigError, LinkError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.transformer import TransformerSpec
-from collapipe.tensors import Batch
+from collapipe.sections import LinkSettings
+from collapipe.tensors import Batch, padded
 from collapipe.wire import frames
 from collapipe.wire.channels import CHANNEL_OPTIONS, accept_stream
 from collapipe.wire.compression import decode
@@ -67,10 +68,16 @@ def batch() -> Batch:
     return Batch(ids, ids != 0, torch.tensor([[5, 2], [6, 2]]))
 
 
-def train_round(address: LinkAddress, unit: int, round_: int = 3, steps: int = 2) -> list[float]:
+def train_round(
+    address: LinkAddress,
+    unit: int,
+    round_: int = 3,
+    steps: int = 2,
+    settings: LinkSettings | None = None,
+) -> list[float]:
     """Train a round as an honest unit does; return the losses."""
     losses = []
-    with DecoderLink(address, unit, round_, ONCE, ROWS) as link:
+    with DecoderLink(address, unit, round_, settings or ONCE, ROWS) as link:
         for step in range(round_ * 2 - 2, round_ * 2 - 2 + steps):
             link.begin(DropoutKey(0, unit, step), [batch()], batch().num_targets)
             link.submit(0, torch.ones(2, 3, 8))
@@ -305,6 +312,32 @@ def test_an_error_of_a_users_head_is_refused_with_its_line_and_not_repeated(
             link.answer(0)
     assert "a word of a row" not in str(end.value) and "a word of a row" in caplog.text
     assert calls == [1]
+
+
+def no_memory() -> None:
+    raise MemoryError
+
+
+def own_fault() -> None:
+    padded([None], 0)  # type: ignore[list-item]  # fails in CollaPipe itself
+
+
+@pytest.mark.parametrize("fault", [no_memory, own_fault])
+def test_a_step_is_repeated_after_a_fault_that_is_not_the_heads(
+    server: DecoderLinkServer, fault: Callable[[], None]
+) -> None:
+    mine, calls = session(0), list[int]()
+    answer = mine.part.answer
+
+    def once(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            fault()
+        return answer(*arguments)
+
+    mine.part.answer = once  # type: ignore[method-assign]
+    train_round(server.open(mine), 0, settings=link_settings(reconnect_s=60))
+    assert mine.complete
 
 
 def test_a_head_whose_loss_is_not_one_number_is_refused(server: DecoderLinkServer) -> None:
