@@ -23,10 +23,13 @@ from collapipe.state import Channel, ClusterState, Estimates, Payload, Uplink, u
 from collapipe.step_law import interval
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
+from optim.cluster_plan import cluster_problem
 from optim.cost import round_cost, sending_s, stem_seconds, with_stem
 from optim.planned import accepted, planned
 from optim.planner import Planner, RoundRequest, present_devices
 from optim.problem import FADINGS, LATENCIES, UPLINKS, Latency, check_choice
+from optim.sharing.bounds import least_batch_s
+from optim.sharing.modes import no_plan
 from server_app.roster import Reported, Roster
 from server_app.rounds.estimates import RoundObservation, estimate
 from server_app.world.environment import Environment, EnvironmentState
@@ -86,7 +89,7 @@ class Scheduler:
 
     def __init__(self, settings: Settings, name: Callable[[int], str] = lambda unit: "") -> None:
         self._settings, self._name = settings, name
-        self._advised = set[int]()  # units
+        self._advised, self._compared = set[int](), set[int]()  # units
         self._planner: Planner = settings.planner
         check_members("strategy", self._planner, Planner)
         latency: Latency = getattr(self._planner, "latency", "overlap")
@@ -147,6 +150,7 @@ class Scheduler:
             plan = accepted(nothing, self._planner, request)
         self._check_chosen(plan)
         self._advise(plan, request)
+        self._warn_of_unfit(plan, request)
         if not plan.clusters and skipped is None:
             skipped = "the strategy scheduled no unit"
         left_out = {u: f"{f.kind}: {f.message}" for u, f in state.roster.excluded.items()}
@@ -290,6 +294,27 @@ class Scheduler:
                         "collapipe device measure FILE OPTIONS --write",
                         *(self.called(each.unit), seconds(shared_s), seconds(now_s[each.unit])),
                     )
+
+    def _warn_of_unfit(self, plan: RoundPlan, request: RoundRequest) -> None:
+        """Log once for each unit whose devices cannot hold the model, because no round plans it.
+
+        One unit a round is compared with the model, the one with the longest queue.
+        """
+        known = self._compared | {each.unit for each in plan.clusters}
+        waiting = [
+            (queue, cluster)
+            for queue, cluster in zip(request.queues, request.clusters, strict=True)
+            if cluster.unit not in known and not cluster.step and present_devices(cluster)
+        ]
+        if not (plan.clusters and waiting):
+            return
+        _, cluster = max(waiting, key=lambda pair: pair[0])
+        self._compared.add(cluster.unit)
+        problem = cluster_problem(request, cluster, self._laws[0])
+        if math.isinf(least_batch_s(problem)):
+            _log.warning(
+                "%s: no round can plan it: %s", self.called(cluster.unit), no_plan(problem)
+            )
 
     @property
     def _of_payloads(self) -> tuple[str, ...]:

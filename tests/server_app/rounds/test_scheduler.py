@@ -637,3 +637,18 @@ def test_a_run_logs_once_that_shared_stages_would_be_faster(
         assert all(
             re.match(r"unit 0: with shared stages .* about .* instead of ", e) for e in lines
         )
+
+
+@pytest.mark.parametrize("strategy", ["dssra", "random"])
+def test_a_unit_whose_devices_cannot_hold_the_model_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, strategy: str
+) -> None:
+    """Units that only wait for a channel are not named."""
+    options = *MOBILE, f"strategy={strategy}", "environment=static"
+    small = cluster(3, 1.0)
+    few = tuple(replace(each, max_blocks=1) for each in small.devices[:1])
+    reported = [*(cluster(unit, 1.0) for unit in range(3)), replace(small, devices=few)]
+    found = play(Rounds(settings_of(tmp_path / "unused", options), reported), 8)
+    assert all(one.plan.clusters for one in found)
+    (line,) = (each.getMessage() for each in caplog.records)
+    assert line.startswith("unit 3: no round can plan it: the devices hold at most 1 of ")
