@@ -266,6 +266,26 @@ def test_a_unit_that_reveals_wrong_shares_does_not_change_the_sum_and_is_logged(
     assert "round 1: unit 2 sent wrong shares" in caplog.text
 
 
+def test_a_unit_that_finishes_a_masked_round_is_suspended_no_longer_for_earlier_faults(
+    tmp_path: Path,
+) -> None:
+    """A second fault in a row would suspend it for two rounds."""
+    rounds = list[int]()
+
+    def lying(message: Message, context: Context) -> Message:
+        reply, unit = client_app(message, context), context.node_config["partition-id"]
+        if message.metadata.message_type == records.UNMASK and unit == 2:
+            rounds.append(1)
+            if len(rounds) in (1, 3):
+                unpacked = records.unpack(UnmaskReply, reply.content)
+                wrong = dict.fromkeys(unpacked.shares, bytes(SHARE_BYTES))
+                reply.content = records.pack(replace(unpacked, shares=wrong))
+        return reply
+
+    run(tmp_path / "run", *MASKED, "federation.rounds=4", client=lying)  # type: ignore[arg-type]
+    assert [line["units"] for line in lines(tmp_path / "run")] == [[0, 1, 2]] * 4
+
+
 @pytest.fixture(scope="module")
 def plain_without_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     folder, client = tmp_path_factory.mktemp("without") / "run", Watched(lost("train", 1))

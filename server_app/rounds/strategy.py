@@ -323,13 +323,13 @@ class CollaPipeStrategy:
         """Return the state with units that finished, failed or were absent. Raises an error if all
         have failed."""
         finished, failures, roster = outcomes.finished, outcomes.failures, state.roster
-        if self._aggregation.independent and (finished or failures):
+        if not self._aggregation.independent:
+            faults = {unit: aggregated.late[unit] for unit in aggregated.dishonest}
+            roster = roster.after_failures(round_, faults, finished.keys() - faults.keys())
+        elif finished or failures:
             roster = roster.after_failures(round_, failures, finished)
             if not finished:
                 roster.check(round_, self._places.called)
-        elif aggregated.dishonest:
-            faults = {unit: aggregated.late[unit] for unit in aggregated.dishonest}
-            roster = roster.after_failures(round_, faults, finished.keys() - faults.keys())
         states = self._scheduler.checked({u: each.state for u, each in finished.items()})
         for unit, each in states.items():
             if isinstance(each, Failure):
