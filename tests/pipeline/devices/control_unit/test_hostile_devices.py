@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -87,41 +88,67 @@ def test_the_sender_of_too_many_positions_is_lost_before_they_are_computed(
         assert Work().remote(PLAN, there, lost=[NAMES[0]]).equals(expected)
 
 
+class Stall:
+    """Shortens the time after which a device that all others wait for is lost, until it is lost:
+    the remaining devices may be slow on a busy machine."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch, self._usual_s = patch, placement._STALLED_S
+        self._running = list[RemoteSegments]()
+        run, replanned = RemoteSegments.run, RemoteSegments._replanned
+
+        def replanning(own: RemoteSegments, lost: StageError) -> ClusterPlan:
+            patch.setattr(placement, "_STALLED_S", self._usual_s)
+            return replanned(own, lost)
+
+        def noted(own: RemoteSegments, *arguments: Any) -> None:
+            self._running.append(own)
+            run(own, *arguments)
+
+        patch.setattr(RemoteSegments, "run", noted)
+        patch.setattr(RemoteSegments, "_replanned", replanning)
+        patch.setattr("pipeline.devices.daemon.session.ALIVE_S", 0.05)
+
+    @property
+    def finished(self) -> dict[str, int]:
+        """The number of actions that each device has reported as finished."""
+        known = self._running[0]._placed.connections
+        return {name: each.progress[1] for name, each in known.items()}
+
+    def shorten(self, hung_s: float) -> None:
+        self._patch.setattr(placement, "_STALLED_S", 0.5 - hung_s)
+
+
+@pytest.fixture
+def stall(monkeypatch: pytest.MonkeyPatch) -> Stall:
+    return Stall(monkeypatch)
+
+
 @pytest.mark.parametrize("silent", [0, 1, 2])
 def test_a_device_that_is_alive_but_never_answers_is_lost(
-    silent: int, expected: Result, monkeypatch: pytest.MonkeyPatch
+    silent: int, expected: Result, stall: Stall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others wait for it, directly or not. The limit becomes short once they do."""
-    begin, replanned, work = Session._begin, RemoteSegments._replanned, Work()
-    running, usual_s = list[RemoteSegments](), placement._STALLED_S
+    begin, work = Session._begin, Work()
     # the actions of devices before the silent one; those after it wait for their first input
     done = {NAMES[k]: 3 if k < silent else 0 for k in range(3)}
 
     def wait(self: Session, frame: Frame) -> None:
         until = time.monotonic() + 30  # so that a failing test ends
         while there[silent]._session is self and not self.control.over and time.monotonic() < until:
-            known = running[0]._placed.connections
-            if {name: each.progress[1] for name, each in known.items()} == done:
-                monkeypatch.setattr(placement, "_STALLED_S", 0.5 - work.hung_s)
+            if stall.finished == done:
+                stall.shorten(work.hung_s)
             time.sleep(0.02)
         begin(self, frame)
 
-    def replanning(self: RemoteSegments, lost: StageError) -> ClusterPlan:
-        monkeypatch.setattr(placement, "_STALLED_S", usual_s)
-        return replanned(self, lost)
-
-    run = RemoteSegments.run
-    monkeypatch.setattr(RemoteSegments, "run", lambda *a: (running.append(a[0]), run(*a))[1])
-    monkeypatch.setattr(RemoteSegments, "_replanned", replanning)
     monkeypatch.setattr(Session, "_begin", wait)
-    monkeypatch.setattr("pipeline.devices.daemon.session.ALIVE_S", 0.05)
     with daemons(3) as there:
         assert work.remote(PLAN, there, lost=[NAMES[silent]]).equals(expected)
 
 
 @pytest.mark.parametrize("silent", [0, 1])
 def test_a_device_that_sends_no_gradients_of_a_shared_stage_is_lost(
-    silent: int, monkeypatch: pytest.MonkeyPatch
+    silent: int, stall: Stall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others of the stage have sent theirs, and are not lost."""
     names, work, norms = NAMES[:2], Work(), Session._norms
@@ -132,15 +159,12 @@ def test_a_device_that_sends_no_gradients_of_a_shared_stage_is_lost(
 
     def keep_quiet(self: Session, held: HeldSegment, frame: Frame) -> list[float]:
         if there[silent]._session is self:
-            known = running[0]._placed.connections[names[1 - silent]]
-            self._wait(lambda: known.progress[1] > 6)  # two actions of three micro-batches
-            monkeypatch.setattr(placement, "_STALLED_S", 0.5 - work.hung_s)
+            honest = names[1 - silent]
+            self._wait(lambda: stall.finished[honest] > 6)  # two actions of three micro-batches
+            stall.shorten(work.hung_s)
             self._wait(lambda: False)
         return norms(self, held, frame)
 
-    running, run = list[RemoteSegments](), RemoteSegments.run
-    monkeypatch.setattr(RemoteSegments, "run", lambda *a: (running.append(a[0]), run(*a))[1])
     monkeypatch.setattr(Session, "_norms", keep_quiet)
-    monkeypatch.setattr("pipeline.devices.daemon.session.ALIVE_S", 0.05)
     with daemons(2) as there:
         assert work.remote(plan, there, lost=[names[silent]]).equals(expected)
