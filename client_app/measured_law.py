@@ -5,31 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from collapipe.formatting import seconds
 from collapipe.plan import ClusterPlan
 from collapipe.process.host import Host
 from collapipe.state import AffineLaw, DeviceProfile
-from collapipe.step_law import (
-    LEAST_FACTOR,
-    MOST_MEASURED,
-    MOST_SLOWNESS,
-    DeviceTimes,
-    HeldStage,
-    MeasuredPlan,
-    StepLaw,
-    interval,
-)
-from optim.step import DeviceWork, StageWork, alone, like_hop, step_s, syncs_s, ways, works_of
+from collapipe.step_law import MOST_SLOWNESS, DeviceTimes, HeldStage, MeasuredPlan, StepLaw
+from optim.step import DeviceWork, StageWork, alone, like_hop, step_s, syncs_s, ways
 from pipeline.devices.control_unit.action_times import StepTimes
 
-_RENEWED = 0.5  # weight of a round's measurements
-_REMEMBERED = 0.9  # factor of a slowness's logarithm for each round without a measurement
-_REMEMBERED_PLAN = 0.8  # factor of the weight of an earlier plan's time for each later round
-_KEPT_DOUBT = 0.95  # factor of the spread of new plans for each round without one
-_AS_USUAL = math.log(1.05)  # largest logarithm of another slowness that is then forgotten
 _LEAST_MEAN = 1e-12  # below which a mean counts as 0
 _OTHER_ROWS = 1.8  # ratio from which two numbers of rows are different: noise is less than that
-_LEAST_SPREAD, _MOST_SPREAD = 0.02, 1.0
 
 
 def measured_law(
@@ -122,9 +106,10 @@ def _with_sync(
 def held_stages(plan: ClusterPlan) -> tuple[HeldStage, ...]:
     """Return the stages of a plan."""
     return tuple(
-        HeldStage(names, each.span.blocks, each.rows_of_devices if len(names) > 1 else ())
+        HeldStage(
+            each.devices, each.span.blocks, each.rows_of_devices if len(each.devices) > 1 else ()
+        )
         for each in plan.segments
-        for names in (each.devices,)
     )
 
 
@@ -151,129 +136,12 @@ def known_profile(described: DeviceProfile, law: StepLaw | None, batch_size: int
     return replace(described, time=time, sharing=sharing, links=links)
 
 
-def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> StepLaw:
-    """Return the law after a round that measured ``now``: the mean of both, so that a busy round
-    fades. ``planned_s`` are the seconds of a step that ``before`` predicted for the measured
-    ``step_s``."""
-    devices = _devices(before, now)
-    hosts = {now.host, *(each.host for each in devices.values())}
-    cores = {k: n for k, n in {**before.cores, **now.cores}.items() if k in hosts}
-    error = math.log(step_s / planned_s) if min(step_s, planned_s) > 0 else 0.0
-    known = {each.plan for each in now.measured} <= {each.plan for each in before.measured}
-    of_new = before.spread_of_new * _KEPT_DOUBT if known else _spread(before.spread_of_new, error)
-    now = replace(
-        now,
-        devices=devices,
-        cores=cores,
-        spread=_spread(before.spread, error),
-        spread_of_new=max(of_new, _LEAST_SPREAD),
-        measured=_measured(before, now),
-    )
-    if before.num_micro_batches != now.num_micro_batches:  # other tensors, other times
-        return replace(now, devices={**devices, **now.devices}, cores=cores)
-    return replace(
-        now,
-        embedding_forward_s=_mean(before.embedding_forward_s, now.embedding_forward_s),
-        embedding_backward_s=_mean(before.embedding_backward_s, now.embedding_backward_s),
-        submit_s=_mean(before.submit_s, now.submit_s),
-        send_s=_mean(before.send_s, now.send_s),
-        head_s=_mean(before.head_s, now.head_s),
-        head_pace_s=_mean(before.head_pace_s, now.head_pace_s or before.head_pace_s),
-        overhead_s=_mean(before.overhead_s, now.overhead_s),
-        sync_slowness=_sync_slowness(before, now),
-    )
-
-
-def _spread(before: float, error: float) -> float:
-    """Return the mean spread after a prediction with this error of its logarithm."""
-    spread = math.sqrt(_mean(before**2, error**2))
-    return min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)
-
-
-def fitted_to_last(
-    law: StepLaw, known: Mapping[str, DeviceProfile], batch_size: int, schedule: str
-) -> StepLaw:
-    """Return the law with the factor that gives the last plan its measured time, a mean if it was
-    the plan of several rounds."""
-    simulated_s = step_s(law, works_of(law, law.stages, known, batch_size), schedule) / law.factor
-    ratio = law.measured[0].step_s / (simulated_s or math.inf)  # a device may report zeros
-    return replace(law, factor=min(max(ratio, LEAST_FACTOR), 1 / LEAST_FACTOR))
-
-
-def _measured(before: StepLaw, now: StepLaw) -> tuple[MeasuredPlan, ...]:
-    """Return the plans of both laws, the latest first."""
-    plans = list(now.measured)
-    for each in before.measured:
-        if plans and each.plan == plans[0].plan:
-            plans[0] = replace(plans[0], step_s=_mean(each.step_s, plans[0].step_s))
-        else:
-            plans.append(replace(each, weight=_REMEMBERED_PLAN * each.weight))
-    return tuple(plans[:MOST_MEASURED])
-
-
-def _sync_slowness(before: StepLaw, now: StepLaw) -> float | None:
-    if before.sync_slowness is None or now.sync_slowness is None:
-        return now.sync_slowness
-    return _mean(before.sync_slowness, now.sync_slowness)
-
-
-def without_devices(law: StepLaw, works: Sequence[StageWork], schedule: str) -> str | None:
-    """Return a message if the ``works`` are all on the control unit's machine, and a step in its
-    process alone is planned to be faster by more than the prediction's error: the same work in
-    one thread, without hops."""
-    devices = [each for work in works for each in work.devices]
-    if any(each.host != law.host for each in devices):
-        return None
-    forward_s = law.embedding_forward_s + sum(each.forward_s for each in devices) + law.submit_s
-    backward_s = sum(each.backward_s for each in devices) + law.embedding_backward_s
-    rest = replace(law, embedding_forward_s=0.0, embedding_backward_s=0.0, submit_s=0.0, send_s=0.0)
-    alone = StageWork((DeviceWork(forward_s, backward_s, 0.0, law.host),))
-    alone_s = step_s(rest, [alone], schedule)
-    planned_s = step_s(law, works, schedule)
-    if alone_s >= interval(planned_s, law.spread)[0]:
-        return None
-    return (
-        f"devices share the control unit's machine: without cluster=devices a step would take "
-        f"about {seconds(alone_s)} instead of {seconds(planned_s)}"
-    )
-
-
-def _devices(before: StepLaw, now: StepLaw) -> dict[str, DeviceTimes]:
-    """Return the devices of both laws.
-
-    A device without blocks is not measured, so one busy round could exclude it from all later
-    plans. Therefore its slowness decays to the usual one, by a tenth of their logarithms'
-    difference per round.
-    """
-    found, usual = {}, now.usual_slowness
-    for name, old in before.devices.items():
-        logarithm = _REMEMBERED * math.log(old.slowness / usual)
-        kept = usual * (math.exp(logarithm) if abs(logarithm) > _AS_USUAL else 1.0)
-        found[name] = replace(old, slowness=kept, launch_s=_not_tiny(_REMEMBERED * old.launch_s))
-    for name, each in now.devices.items():
-        old = before.devices.get(name, each)
-        times = replace(each, forward_share=_mean(old.forward_share, each.forward_share))
-        if not _differ(old, each.rows):  # else the new times have both numbers of rows
-            times = replace(
-                times,
-                send_s=_mean(old.send_s, each.send_s),
-                slowness=math.sqrt(old.slowness * each.slowness),
-                launch_s=_mean(old.launch_s, each.launch_s),
-            )
-        found[name] = times
-    return found
-
-
-def _differ(old: DeviceTimes, rows: float) -> bool:
+def have_other_rows(old: DeviceTimes, rows: float) -> bool:
     """Whether the device computed other numbers of rows in earlier rounds."""
     return old.rows > 0 and max(rows / old.rows, old.rows / rows) > _OTHER_ROWS
 
 
-def _mean(before: float, now: float) -> float:
-    return _not_tiny((1 - _RENEWED) * before + _RENEWED * now)
-
-
-def _not_tiny(value: float) -> float:
+def not_tiny(value: float) -> float:
     """Return 0 for a value that has halved in many rounds: a law refuses tiny times."""
     return value if value >= _LEAST_MEAN else 0.0
 
@@ -289,7 +157,7 @@ def _device(
     taken_s = work.forward_s + work.backward_s
     block_s, described_s = taken_s / blocks, described.compute(1, rows)
     ratio, launch_s = block_s / described_s if described_s else 1.0, 0.0
-    if old and described_s and _differ(old, rows):
+    if old and described_s and have_other_rows(old, rows):
         old_s = old.slowness * described.compute(1, old.rows) + old.launch_s
         slope = (block_s - old_s) / (described_s - described.compute(1, old.rows) or math.inf)
         if 0 < slope < ratio:  # other slopes are noise
@@ -303,6 +171,6 @@ def _device(
         send_s=work.send_s,
         host=work.host,
         slowness=min(max(ratio, 1 / MOST_SLOWNESS), MOST_SLOWNESS),
-        launch_s=_not_tiny(launch_s),
+        launch_s=not_tiny(launch_s),
         rows=rows,
     )

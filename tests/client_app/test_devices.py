@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,9 @@ import torch
 from device_cluster import daemons, device_name, plan_of
 from step_laws import law_of, taking
 
-from client_app.devices import DevicePipeline, Devices
+from client_app.device_pipeline import DevicePipeline
+from client_app.devices import Devices
+from client_app.plan_after_loss import plan_after_loss, taken_over_by
 from collapipe import __version__
 from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import RoundFailedError, WireError
@@ -229,9 +230,7 @@ def test_the_largest_law_can_be_kept() -> None:
 
 
 def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
-    own: Any = SimpleNamespace(
-        _all=devices(), _devices={}, _plan=SimpleNamespace(unit=0, shares=False)
-    )
+    own: Any = SimpleNamespace(_all=devices(), _devices={}, _settings=None)
     own._all.absent = {"pi": "device pi at pi.home:7700: timed out"}
     with pytest.raises(RoundFailedError, match="jetson") as failed:
         DevicePipeline._replan(own, {"jetson": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"})
@@ -255,16 +254,9 @@ def taking_over(plan: ClusterPlan, lost: str, closed: str = "", **memory: float)
     return after_loss(plan, boxes, lost)
 
 
-def after_loss(plan: ClusterPlan, boxes: dict[str, DeviceProfile], lost: str) -> ClusterPlan:
-    own: Any = SimpleNamespace(
-        _plan=plan,
-        _devices=boxes,
-        _spec=SimpleNamespace(num_blocks=plan.segments[-1].span.stop),
-        _settings=SimpleNamespace(batch_size=4 * plan.num_micro_batches),
-    )
-    own._problem = partial(DevicePipeline._problem, own)
+def after_loss(plan: ClusterPlan, boxes: dict[str, DeviceProfile], lost: str) -> ClusterPlan | None:
     left = [each for name, each in boxes.items() if name != lost]
-    return DevicePipeline._taken_over(own, {lost: "ended"}, left)
+    return taken_over_by(plan, {lost}, left, batch_size=4 * plan.num_micro_batches)
 
 
 HALVES = Share("a", 2), Share("b", 2)
@@ -382,8 +374,7 @@ def test_a_lost_segment_is_planned_anew_if_no_device_can_take_it_over() -> None:
     allows."""
     halves = SegmentPlan("a", Span(0, 2), (Share("a", 1), Share("a", 1)))
     plan = ClusterPlan(0, (halves, SegmentPlan("b", Span(2, 2))), 1, "gpipe")
-    own: Any = SimpleNamespace(_plan=plan)
-    assert DevicePipeline._taken_over(own, {"a": "ended"}, []) is None
+    assert taken_over_by(plan, {"a"}, [], batch_size=4) is None
     law, whole = AffineLaw(1.0, 0.0, 0.0, 0.0), SegmentPlan("a", Span(0, 4), HALVES)
     for limit, m in ((55.0, None), (56.0, 1)):
         memory = MemoryBudget(limit, 0.0, 10.0, 0.0, trained_bytes=4.0)
@@ -397,59 +388,39 @@ def test_a_lost_segment_is_planned_anew_if_no_device_can_take_it_over() -> None:
     assert after_loss(ClusterPlan(0, (thirds,), 1, "gpipe"), boxes, "a")
 
 
-def test_a_loss_that_changes_bits_is_reported() -> None:
+def test_a_loss_that_changes_bits_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other device can hold the lost segment in addition to its shares."""
     shared = SegmentPlan("b", Span(1, 3), (Share("b", 2), Share("c", 2)))
     plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 1)), shared), 1, "gpipe")
     law = AffineLaw(1.0, 0.0, 0.0, 0.0)
-    pipeline = SimpleNamespace(num_segments=None)
-    news = list[str]()
-    own: Any = SimpleNamespace(
-        _plan=plan,
-        _all=SimpleNamespace(absent={}, news=news),
-        _devices={name: DeviceProfile(name, law, max_blocks=3) for name in "abc"},
-        _spec=SimpleNamespace(num_blocks=4),
-        _settings=SimpleNamespace(batch_size=4, pipeline=pipeline),
-        _taken_over=lambda *_: None,
-    )
-    own._problem = partial(DevicePipeline._problem, own)
-    found = DevicePipeline._replan(own, {"a": "ended"})
+    left = [DeviceProfile(name, law, max_blocks=3) for name in "bc"]
+    monkeypatch.setattr("client_app.plan_after_loss.taken_over_by", lambda *_: None)
+    found, news = plan_after_loss(plan, {"a"}, left, 4, most_segments=None, may_share=False)
     assert not found.shares and {*found.devices} == {"b", "c"}
-    assert news == [
+    assert news == (
         "without a no devices can hold the shares: blocks are planned anew, which changes the "
         "weights' last bits"
-    ]
+    )
 
 
-@pytest.mark.parametrize("sharing", ["auto", "never"])
-def test_after_a_loss_devices_share_blocks_that_no_pipeline_can_hold(sharing: str) -> None:
+@pytest.mark.parametrize("may_share", [True, False])
+def test_after_a_loss_devices_share_blocks_that_no_pipeline_can_hold(may_share: bool) -> None:
     """Two devices have memory for half of the rows of the only block."""
-    memory, news = MemoryBudget(4.0, 0.0, 0.1, 1.0), list[str]()
+    memory = MemoryBudget(4.0, 0.0, 0.1, 1.0)
     law, shared = AffineLaw(1.0, 0.0, 0.0, 0.0), SharingLaw(0.0, memory=memory)
-    own: Any = SimpleNamespace(
-        _plan=ClusterPlan(0, (SegmentPlan("a", Span(0, 1)),), 1, "gpipe"),
-        _all=SimpleNamespace(absent={}, news=news),
-        _devices={name: DeviceProfile(name, law, memory=memory, sharing=shared) for name in "abc"},
-        _spec=SimpleNamespace(num_blocks=1),
-        _settings=SimpleNamespace(
-            batch_size=4,
-            pipeline=SimpleNamespace(num_segments=None),
-            tree={"strategy": {"sharing": sharing}},
-        ),
-    )
-    own._problem, own._shared = (
-        partial(method, own) for method in (DevicePipeline._problem, DevicePipeline._shared)
-    )
-    if sharing == "never":
+    plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 1)),), 1, "gpipe")
+    left = [DeviceProfile(name, law, memory=memory, sharing=shared) for name in "bc"]
+    if not may_share:
         with pytest.raises(RoundFailedError, match=r"^without a: the devices hold at most 0 of 1"):
-            DevicePipeline._replan(own, {"a": "ended"})
+            plan_after_loss(plan, {"a"}, left, 4, most_segments=None, may_share=False)
         return
-    (segment,) = DevicePipeline._replan(own, {"a": "ended"}).segments
+    found, news = plan_after_loss(plan, {"a"}, left, 4, most_segments=None, may_share=True)
+    (segment,) = found.segments
     assert {each.device: each.rows for each in segment.shares} == {"b": 2, "c": 2}
-    assert news == [
+    assert news == (
         "without a no devices can hold the blocks without sharing them: blocks are planned anew, "
         "which changes the weights' last bits"
-    ]
+    )
 
 
 def _settings(split: str | None = None) -> SimpleNamespace:
@@ -496,7 +467,9 @@ def test_a_device_left_without_blocks_is_reported_once_and_again_on_return() -> 
 def test_one_process_is_advised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     own, plan = devices(), plan_of(["jetson", "pi"], [1, 1])
     learn(own, pi_s=2.0)
-    monkeypatch.setattr("client_app.devices.without_devices", lambda *_: "devices share a machine")
+    monkeypatch.setattr(
+        "client_app.device_pipeline.without_devices", lambda *_: "devices share a machine"
+    )
     known, settings = taking({"jetson": 1.0, "pi": 1.0}), _settings()
     pipeline: Any = SimpleNamespace(_all=own, _plan=plan, _devices=known, _settings=settings)
     reports = [[*DevicePipeline._planned(pipeline)] for _ in range(2)]

@@ -1,0 +1,208 @@
+"""A round's pipeline of a control unit's real devices."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from client_app.cluster_state import block_cost
+from client_app.copies import Sending, copied_bytes, copy_interval
+from client_app.devices import Devices
+from client_app.measured_law import held_stages
+from client_app.plan_after_loss import plan_after_loss
+from client_app.plan_news import moved_blocks, without_devices
+from collapipe import __version__
+from collapipe.config import Settings
+from collapipe.errors import RoundFailedError
+from collapipe.formatting import counted
+from collapipe.models.description import describe
+from collapipe.models.part import Part
+from collapipe.models.split import ModelSpec
+from collapipe.plan import ClusterPlan
+from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
+from collapipe.state import DeviceProfile
+from collapipe.tensors import Tensors
+from collapipe.wire.compression import sent_share
+from collapipe.wire.messages import TrainRequest
+from optim.step import step_s, works_of
+from pipeline.devices.block_form import BlockForm, block_forms
+from pipeline.devices.control_unit.connection import Cluster
+from pipeline.devices.control_unit.replica import Replica, starting_with
+from pipeline.devices.control_unit.segments import RemoteSegments
+from pipeline.devices.messages import RoundDescription
+from pipeline.engine import Pipeline
+from pipeline.head import PipelineHead
+from pipeline.phase_timer import PhaseTimer
+from pipeline.segment import first_trained
+
+_HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # seconds, and planned chunk times, after which a device hangs
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStart:
+    """The start of a round: trainable weights, the ``fixed`` ones of each part, the optimiser's
+    state, and the digests of each part's ``frozen`` weights."""
+
+    weights: Tensors
+    fixed: Mapping[str, Tensors]
+    state: Tensors
+    frozen: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """The devices' measurements in a round, a sentence for each event, and the names of the devices
+    that are ``alive`` at its end."""
+
+    reports: tuple[DeviceReport, ...]
+    events: tuple[str, ...]
+    traces: tuple[DeviceTrace, ...]
+    alive: frozenset[str]
+
+
+class DevicePipeline:
+    """A round's pipeline of the ``embedding`` and ``devices``, which the inventory ``described``,
+    while the context of its ``segments`` is open."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        devices: Devices,
+        described: Collection[DeviceProfile],
+        request: TrainRequest,
+        spec: ModelSpec,
+        start: RoundStart,
+        embedding: Part,
+    ) -> None:
+        self._settings, self._plan = settings, request.plan
+        self._num_steps = len(settings.federation.steps_of(request.round))
+        self._devices = {each.name: each for each in devices.known(described)}
+        self._samples = samples = settings.batch_size / request.plan.num_micro_batches
+        self._described, self._all = described, devices
+        self._embedding, self._timer = embedding, PhaseTimer()
+        dtype = getattr(torch, settings.pipeline.dtype)
+        forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
+        self._replica = replica = Replica(
+            forms, starting_with(start.weights, start.state), start.fixed
+        )
+
+        def needed(blocks: int, kept: float, part: float, gradients: int, recompute: bool) -> float:
+            cost = block_cost(settings, recompute)
+            return cost.segment_needs(blocks, samples, kept, part, gradients)
+
+        cluster = Cluster(
+            devices=devices.roster,
+            channels=devices.channels,
+            replan=self._replan,
+            hung_s=self._hung_s,
+            relay=devices.relay,
+            needed_bytes=needed,
+        )
+        common = RoundDescription(
+            version=__version__,
+            unit=request.plan.unit,
+            round=request.round,
+            seed=settings.seed,
+            model=describe(spec),
+            recompute=settings.pipeline.recompute is True,
+            wire_dtype=settings.pipeline.wire_dtype,
+            dtype=settings.pipeline.dtype,
+            optimizer=settings.optimizer,
+            replicate_every=self._interval(forms, spec.dim),
+            first_trained=first_trained(
+                embedding.trains, (bool(f.trained) for f in forms.values())
+            ),
+            frozen=start.frozen,
+        )
+        self.segments = RemoteSegments(request.plan, cluster, common, spec, replica, self._timer)
+
+    def pipeline(self, head: PipelineHead) -> Pipeline:
+        """Build the pipeline of the embedding, the devices' segments and the head."""
+        m = self._plan.num_micro_batches
+        head.on_answer(self.segments.arrived)
+        return Pipeline(m, self._embedding, self.segments, head, self._timer)
+
+    def figures(self) -> DeviceFigures:
+        """Return the devices' measurements and events in the round, and update the law."""
+        segments = self.segments
+        reports, times = tuple(segments.measured()), segments.step_times()
+        events = (*self._all.news, *self._planned(), *segments.events)
+        if times is not None:
+            hosts, lost = segments.hosts, segments.lost
+            self._all.learn(segments.plan, times, hosts, self._described, lost)
+        self._all.news.clear()
+        for name, blocks in segments.refused.items():
+            self._all.most_blocks[name] = blocks - 1  # a plan gave it ``blocks``
+            most = counted(blocks - 1, "block")
+            self._all.news.append(
+                f"{name} holds at most {most} from now on: it offers less than its memory_bytes"
+            )
+        if not segments.lost:
+            steps_s = self._timer.seconds[PIPELINE]
+            self._all.sending = {
+                each.name: Sending(each.sent_bytes / self._num_steps, each.send_s / steps_s)
+                for each in reports
+            }
+            step_s, copies = steps_s / self._num_steps, self._replica.num_copies
+            self._all.storing = self._replica.busy_s / copies / step_s if copies else 0.0
+        self._all.relay = segments.relays
+        return DeviceFigures(
+            reports=reports,
+            events=tuple(map(self._all.redacted, events)),
+            traces=tuple(segments.traces()),
+            alive=frozenset(each.name for each in reports) - set(segments.lost),
+        )
+
+    def _planned(self) -> Iterator[str]:
+        """Yield a message if the round's plan differs from the last one because of measured times,
+        and once if this process alone would be faster than the plan."""
+        law, plan, size = self._all.law, self._plan, self._settings.batch_size
+        if law is None or not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
+            return
+        stages, new_law = held_stages(plan), law.with_micro_batches(plan.num_micro_batches)
+        works = works_of(new_law, stages, plan.in_modes(self._devices), size)
+        if not self._all.advised and (text := without_devices(new_law, works, plan.schedule)):
+            self._all.advised = True
+            yield text
+        if stages != law.stages:
+            old_s = step_s(law, works_of(law, law.stages, self._devices, size), plan.schedule)
+            new_s = new_law.expected_s(stages, step_s(new_law, works, plan.schedule), plan.schedule)
+            yield from moved_blocks(law, stages, old_s, new_s, self._settings.framework.partition)
+
+    def _interval(self, forms: Mapping[str, BlockForm], dim: int) -> int:
+        """Return the steps between two copies of the blocks in this round."""
+        settings, every = self._settings, self._settings.pipeline.replicate_every
+        if every != "auto":
+            return every
+        sent = sent_share(dim, settings.pipeline.wire_dtype)
+        hop = Sending(settings.batch_size * sent * block_cost(settings).activation_bits / 8)
+        copies = copied_bytes(self._plan, max(each.copy_bytes for each in forms.values()))
+        sending = {name: self._all.sending.get(name, hop) for name in copies}
+        return copy_interval(copies, sending, self._all.storing)
+
+    def _replan(self, lost: Mapping[str, str]) -> ClusterPlan:
+        """Return the fastest plan over the remaining devices, with the same micro-batches. Raises
+        ``RoundFailedError`` if they cannot hold the model."""
+        missing, settings = {**self._all.absent, **lost}, self._settings
+        left = [each for name, each in self._devices.items() if name not in missing]
+        if not left:
+            causes = ((name, self._all.redacted(cause)) for name, cause in missing.items())
+            why = "; ".join(f"{name} ({cause})" for name, cause in causes)
+            raise RoundFailedError(f"lost all its devices: {why}")
+        plan, news = plan_after_loss(
+            self._plan,
+            missing,
+            left,
+            batch_size=settings.batch_size,
+            most_segments=settings.pipeline.num_segments,
+            may_share=settings.tree["strategy"].get("sharing") == "auto",
+        )
+        if news is not None:
+            self._all.news.append(news)
+        return plan
+
+    def _hung_s(self, plan: ClusterPlan) -> float:
+        """Return an upper bound of the seconds that an action takes on a healthy device."""
+        held = {name: each.span.blocks for each in plan.segments for name in each.devices}
+        planned = (self._devices[name].time.compute(n, self._samples) for name, n in held.items())
+        return max(_HUNG_S, _HUNG_CHUNKS * max(planned, default=0.0))
