@@ -20,8 +20,8 @@ from client_app.cluster_state import cluster_state
 from collapipe import config
 from collapipe.runs.rows import build_tokenizer, load_shards
 from reproduction.scheduling import Overrides
+from server_app.planning.scheduler import Scheduler
 from server_app.rounds.results import dry_run
-from server_app.rounds.scheduler import Scheduler
 
 MODES = "per_cluster", "control_unit", "auto"
 SPEEDS = 1, 10, 100  # of a control unit, relative to a mean device of Table II

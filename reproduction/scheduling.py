@@ -15,8 +15,8 @@ from collapipe import config
 from collapipe.config import Settings
 from collapipe.runs.rows import build_tokenizer, load_shards
 from collapipe.state import ClusterState
+from server_app.planning.scheduler import Scheduler
 from server_app.rounds.results import dry_run
-from server_app.rounds.scheduler import Scheduler
 
 Overrides = tuple[str, ...]
 K = TypeVar("K", bound=Hashable)

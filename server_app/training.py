@@ -34,13 +34,13 @@ from server_app.checkpoints.resumption import (
 )
 from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.places import Places
+from server_app.planning.scheduler import Scheduler
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log
 from server_app.records.shard_report import add_shard, write_shard_report
 from server_app.records.summary import History, budget_text, noise_warning, opening, summarised
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.results import RoundResult, RunState, dry_run
-from server_app.rounds.scheduler import Scheduler
 from server_app.rounds.strategy import CollaPipeStrategy
 from server_app.units import Units
 

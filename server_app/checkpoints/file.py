@@ -40,9 +40,9 @@ from collapipe.tensors import Tensors, aligned
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import kept_file
 from collapipe.wire.parts import pieces
+from server_app.planning.scheduler import SchedulerState
 from server_app.records.summary import History
 from server_app.rounds.results import RunState, Store, TrainingState
-from server_app.rounds.scheduler import SchedulerState
 from server_app.units import Kept
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, tokenizer_digest
 from server_app.places import Places
-from server_app.rounds.scheduler import SchedulerState
+from server_app.planning.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""The rounds of a run: planning, messages, checks and aggregation."""
+"""The rounds of a run: messages, checks and aggregation."""

@@ -16,12 +16,12 @@ from collapipe.wire import records
 from collapipe.wire.compression import expected
 from collapipe.wire.messages import Failure, LinkAddress, TrainReply, TrainRequest
 from server_app.decoding.heads import Heads
+from server_app.planning.scheduler import RoundDecision
 from server_app.questions import apart
 from server_app.roster import SILENT
 from server_app.rounds.aggregation import Aggregation
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.replies import Job, question_of, received, trained
-from server_app.rounds.scheduler import RoundDecision
 from server_app.rounds.screening import UpdateScreen
 from server_app.units import Units
 

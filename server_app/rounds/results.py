@@ -12,7 +12,7 @@ from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from optim.planner import RoundRequest
-from server_app.rounds.scheduler import Scheduler, SchedulerState, Trained
+from server_app.planning.scheduler import Scheduler, SchedulerState, Trained
 from server_app.units import Kept
 
 

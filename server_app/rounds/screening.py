@@ -1,7 +1,7 @@
-"""Limit the influence of a malicious unit: reject outlying updates, cap shares and figures."""
+"""Limit the influence of a malicious unit: reject outlying updates."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 
@@ -10,14 +10,11 @@ import torch
 from collapipe.privacy.clipping import update_norm, weights_norm
 from collapipe.tensors import Tensors
 from collapipe.wire.messages import Failure
+from server_app.planning.estimates import MAJORITY
 from server_app.rounds.global_model import GlobalModel
 
 OUTLYING = "OutlyingUpdate"
 """The kind of failure of a unit whose update is not averaged."""
-DEFAULT_FACTOR = 10.0
-"""A unit's loss or gradient norm counts for at most this multiple of the units' median, unless
-``federation.max_update_norm`` is set."""
-_MAJORITY = 3  # the least number of units that can outvote one
 _REMEMBERED = 5  # norms of each unit
 
 
@@ -60,7 +57,7 @@ class UpdateScreen:
         if self.factor is None:
             return {}
         found, moved = dict[int, Failure](), [norm for norm in norms.values() if norm]
-        few = len(moved) < _MAJORITY
+        few = len(moved) < MAJORITY
         for unit, norm in norms.items():
             if not norm:
                 continue
@@ -79,17 +76,10 @@ class UpdateScreen:
 
     def _earlier(self, unit: int) -> list[float]:
         """Norms of earlier rounds with which an update of this unit is compared."""
-        if len(self.past) >= _MAJORITY:
+        if len(self.past) >= MAJORITY:
             return [median_low(self._own(each)) for each in self.past]
         return self._own(str(unit))
 
     def _own(self, unit: str) -> list[float]:
         past = self.past.get(unit)
         return [] if past is None else [float(each) for each in past]
-
-
-def bounded(values: Sequence[float], factor: float, before: Sequence[float]) -> list[float]:
-    """Cut values to the range from 0 to ``factor`` times their median. The median of fewer than
-    three values includes the values ``before``."""
-    most = factor * median_low([*values, *before] if len(values) < _MAJORITY else values)
-    return [max(0.0, min(each, most)) for each in values]

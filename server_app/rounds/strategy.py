@@ -32,6 +32,8 @@ from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.kept_states import gather, restore
 from server_app.places import Places
+from server_app.planning.estimates import DEFAULT_FACTOR, observed
+from server_app.planning.scheduler import RoundDecision, Scheduler, SchedulerState, Trained
 from server_app.questions import Question
 from server_app.rounds.aggregation import (
     Aggregated,
@@ -40,13 +42,11 @@ from server_app.rounds.aggregation import (
     aggregation_of,
     weights_in_average,
 )
-from server_app.rounds.estimates import observed
 from server_app.rounds.exchange import Exchange, Outbox, Outcomes, totals
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.kept import check_kept, most_kept
 from server_app.rounds.results import Arrival, Phases, RoundResult, RunState, Store, TrainingState
-from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState, Trained
-from server_app.rounds.screening import DEFAULT_FACTOR, UpdateScreen
+from server_app.rounds.screening import UpdateScreen
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Kept, Units
 

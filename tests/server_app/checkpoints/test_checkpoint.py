@@ -28,11 +28,11 @@ from server_app.checkpoints.file import (
     flat,
     nested,
 )
+from server_app.planning.estimates import RoundObservation
+from server_app.planning.scheduler import SchedulerState
 from server_app.records.summary import History
 from server_app.roster import Roster
-from server_app.rounds.estimates import RoundObservation
 from server_app.rounds.results import TrainingState
-from server_app.rounds.scheduler import SchedulerState
 from server_app.world.environment import DeviceCondition, EnvironmentState, UnitCondition, Walk
 
 NUMBER = st.floats(allow_nan=False)

@@ -24,11 +24,11 @@ from optim.cost import sending_s
 from server_app import kept_states, questions
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles, RunCheckpoints
 from server_app.kept_states import gather, restore
+from server_app.planning.scheduler import SchedulerState
 from server_app.questions import Question
 from server_app.records.summary import History
 from server_app.roster import ABSENT, SILENT, Roster
 from server_app.rounds.results import RunState
-from server_app.rounds.scheduler import SchedulerState
 from server_app.units import Kept, Units
 from server_app.world.environment import EnvironmentState
 

@@ -18,10 +18,10 @@ from collapipe.errors import (
 )
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
 from collapipe.wire.messages import Failure
+from server_app.planning.scheduler import Scheduler
 from server_app.roster import Roster
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.private_mean import PrivateMean
-from server_app.rounds.scheduler import Scheduler
 
 MOBILE = (
     "strategy=dssra",

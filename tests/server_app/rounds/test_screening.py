@@ -19,9 +19,10 @@ from client_app.app import app as client_app
 from collapipe.privacy.clipping import update_norm
 from collapipe.tensors import Tensors
 from collapipe.wire.records import TRAIN
+from server_app.planning.estimates import bounded
 from server_app.rounds.aggregation import capped
 from server_app.rounds.global_model import GlobalModel, trimmed_mean
-from server_app.rounds.screening import UpdateScreen, bounded
+from server_app.rounds.screening import UpdateScreen
 
 
 def scaled(factor: float) -> Lie:

@@ -8,7 +8,7 @@ import pytest
 from federated import play
 
 from collapipe.state import Estimates
-from server_app.rounds.estimates import RoundObservation, estimate
+from server_app.planning.estimates import RoundObservation, estimate
 
 
 def test_estimates_for_a_quadratic_are_bounds_of_its_constants() -> None:

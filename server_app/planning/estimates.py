@@ -1,15 +1,20 @@
 """Observe the loss and its gradient in each round, and estimate the scheduler's constants."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 import numpy as np
 
 from collapipe.report import ClusterReport
 from collapipe.state import Estimates
-from server_app.rounds.screening import bounded
 
+DEFAULT_FACTOR = 10.0
+"""A unit's loss or gradient norm counts for at most this multiple of the units' median, unless
+``federation.max_update_norm`` is set."""
+MAJORITY = 3
+"""The least number of units that can outvote one."""
 _LEAST_LOSS = 1e-30  # a smaller loss is rounding, and a norm divided by it may be infinite
 
 
@@ -42,6 +47,13 @@ def observed(
     bounded_losses = bounded([*losses.values()], factor, [each.loss for each in before])
     loss = np.average(bounded_losses, weights=[*shares.values()])
     return RoundObservation(float(np.mean(squared_norms)), float(loss), moved)
+
+
+def bounded(values: Sequence[float], factor: float, before: Sequence[float]) -> list[float]:
+    """Cut values to the range from 0 to ``factor`` times their median. The median of fewer than
+    three values includes the values ``before``."""
+    most = factor * median_low([*values, *before] if len(values) < MAJORITY else values)
+    return [max(0.0, min(each, most)) for each in values]
 
 
 def estimate(before: Estimates, last: RoundObservation | None, now: RoundObservation) -> Estimates:

@@ -36,10 +36,11 @@ from collapipe.wire.messages import Failure
 from optim.baselines import EvenSplit
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
+from server_app.planning.estimates import RoundObservation
+from server_app.planning.reported import same_cluster
+from server_app.planning.scheduler import RoundDecision, Scheduler, Trained
 from server_app.records.run_log import REQUESTS
 from server_app.roster import Reported
-from server_app.rounds.estimates import RoundObservation
-from server_app.rounds.scheduler import RoundDecision, Scheduler, Trained, same_cluster
 
 MOBILE = (
     "environment=mobile",

@@ -12,8 +12,8 @@ from collapipe.plan import RoundPlan
 from collapipe.report import ClusterReport, RoundingErrors
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Estimates, Payload, Uplink
 from optim.planner import RoundRequest
-from server_app.rounds.estimates import RoundObservation
-from server_app.rounds.scheduler import Scheduler, Trained
+from server_app.planning.estimates import RoundObservation
+from server_app.planning.scheduler import Scheduler, Trained
 
 NOISY = "privacy=private", "federation.num_units=3", "compression.upload=auto"
 PLAIN = (*NOISY, "privacy.noise_multiplier=0", "privacy.max_epsilon=null")
