@@ -23,7 +23,8 @@ from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from server_app import questions
-from server_app.checkpoints.file import CheckpointFolder, KeptFiles
+from server_app.checkpoints.file import KeptFiles
+from server_app.checkpoints.folder import CheckpointFolder
 from server_app.kept_states import gather, restore
 from server_app.roster import Roster
 from server_app.units import Units

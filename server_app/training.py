@@ -24,7 +24,8 @@ from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import base_of, begin, read_tokenizer, trained_form
 from collapipe.runs.rows import load_server_rows, make_tokenizer, sends_words
 from collapipe.text.tokenizer import Tokenizer
-from server_app.checkpoints.file import Checkpoint, CheckpointFolder, RunCheckpoints
+from server_app.checkpoints.file import Checkpoint
+from server_app.checkpoints.folder import CheckpointFolder
 from server_app.checkpoints.resumption import (
     check_fits,
     check_resumable,
@@ -32,6 +33,7 @@ from server_app.checkpoints.resumption import (
     others,
     rewind_run,
 )
+from server_app.checkpoints.writing import RunCheckpoints
 from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.places import Places
 from server_app.planning.scheduler import Scheduler

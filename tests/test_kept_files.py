@@ -18,7 +18,7 @@ from collapipe.wire import kept_file, records
 from collapipe.wire.kept_file import IN_ENVIRONMENT, IN_NODE, KeptFile
 from collapipe.wire.parts import pieces
 from server_app import questions
-from server_app.checkpoints.file import CheckpointFolder
+from server_app.checkpoints.folder import CheckpointFolder
 from server_app.units import Kept
 
 ALL = ("optimizer.name=adamw", "compression.feedback=true", "compression=int4", "model.dropout=0")

@@ -13,7 +13,7 @@ from federated import TINY
 from resumed import SMALL, World, copied_before_each_write, differing, outcome, tensors
 from scripted_units import UNTRAINED, scripted_units
 
-from server_app.checkpoints.file import CheckpointFolder
+from server_app.checkpoints.folder import CheckpointFolder
 
 
 def test_a_run_killed_between_any_two_writes_resumes_exactly(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from collapipe.wire import records
 from collapipe.wire.kept_file import flat
 from collapipe.wire.messages import RowsReply
 from server_app import training
-from server_app.checkpoints.file import CheckpointFolder
+from server_app.checkpoints.folder import CheckpointFolder
 from server_app.places import Places
 
 

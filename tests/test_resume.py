@@ -18,7 +18,7 @@ from client_app import app as unit_app
 from client_app import control_unit
 from client_app.app import app as units
 from collapipe.cli.app import app
-from server_app.checkpoints.file import CheckpointFolder
+from server_app.checkpoints.folder import CheckpointFolder
 
 
 @pytest.mark.parametrize(

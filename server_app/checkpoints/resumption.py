@@ -17,7 +17,8 @@ from collapipe.runs.model import base_of
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
-from server_app.checkpoints.file import Checkpoint, CheckpointFolder, tokenizer_digest
+from server_app.checkpoints.file import Checkpoint, tokenizer_digest
+from server_app.checkpoints.folder import CheckpointFolder
 from server_app.places import Places
 from server_app.planning.scheduler import SchedulerState
 

@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import torch
+
 from collapipe.config import Settings
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.part import HeadPart, prefixed, select
@@ -76,6 +78,21 @@ class Heads:
                 else None,
             )
         return {unit: self.link.open(each) for unit, each in self._sessions.items()}
+
+    def packed_memories(self) -> dict[int, Tensors]:
+        """Return the received activations by unit, for a checkpoint."""
+        return {unit: memory.pack() for unit, memory in self.memories.items()}
+
+    def restore(
+        self, states: Mapping[int, Tensors], packed_memories: Mapping[int, Tensors]
+    ) -> None:
+        """Restore the optimisers' states and the received activations of a checkpoint."""
+        dim, dtype = self.settings.model.dim, getattr(torch, self.settings.pipeline.dtype)
+        self.states = dict(states)
+        self.memories = {
+            unit: ActivationMemory.unpack(packed, dim, dtype)
+            for unit, packed in packed_memories.items()
+        }
 
     def remembered(self, unit: int) -> ActivationMemory:
         """The unit's activations that arrived in the rounds that it finished."""

@@ -16,13 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import grpc
 import torch
 
+from collapipe.config import Settings
+from collapipe.deployment.server_folder import own_folder
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.own_packages import error_of_plugin, place_in_plugin
 from collapipe.sections import LinkSettings
@@ -38,6 +40,15 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 2.0  # for streams to end when the link closes
 _WATCH_S = 1.0
 Metadata = Sequence[tuple[str, str]]
+
+
+def decoder_link(settings: Settings) -> AbstractContextManager["DecoderLinkServer | None"]:
+    """Return the server's end of a run's decoder link; None if units have all heads."""
+    if not settings.server_has_heads:
+        return nullcontext()
+    server = own_folder()
+    certified = server.identity() if server else None
+    return DecoderLinkServer(settings.link, settings.federation.num_units, certified)
 
 
 @dataclass

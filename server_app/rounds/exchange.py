@@ -1,19 +1,15 @@
 """Send a round's jobs to the units, and check their replies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from flwr.app import ArrayRecord, Message
 
 from collapipe.config import Settings
 from collapipe.flower.reply_limit import expect
 from collapipe.plan import ClusterPlan
-from collapipe.report import PIPELINE, ClusterReport
-from collapipe.sections import CompressionSettings
 from collapipe.tensors import chosen
 from collapipe.wire import records
-from collapipe.wire.compression import expected
 from collapipe.wire.messages import Failure, LinkAddress, TrainReply, TrainRequest
 from server_app.decoding.heads import Heads
 from server_app.planning.scheduler import RoundDecision
@@ -139,46 +135,3 @@ class Exchange:
             question=question_of(plan, decision.request, weights, self.settings, masked),
             message=Message(content, node, records.TRAIN, group_id=str(round_)),
         )
-
-
-def totals(
-    finished: Mapping[int, TrainReply],
-    jobs: Mapping[int, Job],
-    compression: CompressionSettings,
-) -> dict[str, Any]:
-    """Add up the figures of the units that ``finished`` their jobs; returns fields of
-    ``RoundReport``. Bytes are those of ``train`` messages, their replies and the decoder link."""
-    reports = {unit: reply.report for unit, reply in finished.items()}
-    up = down = 0
-    for unit, reply in finished.items():
-        job, precision = jobs[unit], compression.of(jobs[unit].plan.uplink).upload
-        masked = job.expected
-        up += records.num_bytes(expected(job.weights, precision) if masked is None else masked)
-        down += records.num_bytes(job.weights) + records.num_bytes(job.head_state)
-        down += reply.report.link_bytes_down
-        up += reply.report.link_bytes_up + records.num_bytes(reply.head_state)
-    return {
-        "bytes_up": up,
-        "bytes_down": down,
-        "samples": sum(each.samples for each in reports.values()),
-        "target_tokens": sum(each.target_tokens for each in reports.values()),
-        "input_tokens": sum(each.input_tokens for each in reports.values()),
-        "pipeline_s": {
-            unit: each.seconds[PIPELINE]
-            for unit, each in reports.items()
-            if each.devices and PIPELINE in each.seconds
-        },
-        "devices": {unit: each.devices for unit, each in reports.items() if each.devices},
-        "traces": {unit: each.traces for unit, each in reports.items() if each.traces},
-        "events": {unit: each.events for unit, each in reports.items() if each.events},
-        "seconds": _mean_seconds([*reports.values()]),
-    }
-
-
-def _mean_seconds(reports: Sequence[ClusterReport]) -> dict[str, float]:
-    """Mean seconds of each phase; a unit that did not report a phase counts as 0."""
-    phases = sorted({phase for each in reports for phase in each.seconds})
-    return {
-        f"unit/{phase}": sum(each.seconds.get(phase, 0.0) for each in reports) / len(reports)
-        for phase in phases
-    }

@@ -1,4 +1,4 @@
-"""Validate the state that a unit keeps between rounds before it is stored in a checkpoint."""
+"""Gather the states that units keep between rounds, and validate each before it is stored."""
 
 import torch
 from torch import Tensor
@@ -11,12 +11,47 @@ from collapipe.models.part import state_like
 from collapipe.sections import LoraSettings, OptimizerSettings
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors, all_finite, chosen, not_finite
-from collapipe.wire import messages
+from collapipe.wire import messages, records
 from collapipe.wire.compression import check_like
 from collapipe.wire.feedback import ActivationMemory
+from collapipe.wire.messages import Failure
 from server_app import questions
+from server_app.kept_states import gather
+from server_app.questions import Question
+from server_app.roster import Roster
 from server_app.rounds.global_model import GlobalModel
-from server_app.units import Kept
+from server_app.rounds.results import Store
+from server_app.units import Kept, Units
+
+
+def store_kept(
+    store: Store,
+    units: Units,
+    roster: Roster,
+    round_: int,
+    model: GlobalModel,
+    settings: Settings,
+) -> tuple[Roster, dict[int, int]]:
+    """Pass the units' states after a round to ``store``; no further ones if the disk is full.
+
+    Returns the roster with the units that did not send theirs, and the bytes of the others.
+    """
+    num_bytes, failures = dict[int, int](), dict[int, Failure]()
+    clusters, unstored = roster.clusters, list[int]()
+
+    def question(unit: int) -> Question[Kept]:
+        then = clusters[unit], round_, model, settings
+        return questions.keep(most_kept(*then), lambda kept: check_kept(kept, *then))
+
+    for unit, kept in gather(units, roster, question, more=lambda: not unstored):
+        if isinstance(kept, Failure):
+            failures[unit] = kept
+            continue
+        num_bytes[unit] = sum(map(records.num_bytes, kept.values()))
+        if not store(unit, kept):
+            unstored.append(unit)
+    limit = settings.federation.miss_limit
+    return roster.after_absences(round_, failures, present=(), miss_limit=limit), num_bytes
 
 
 def check_kept(

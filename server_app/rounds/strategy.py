@@ -1,40 +1,28 @@
 """Run the rounds: each one plans, trains, aggregates and reports."""
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
-import torch
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from collapipe.config import Settings
-from collapipe.deployment.server_folder import own_folder
 from collapipe.errors import ConfigError
-from collapipe.models.kept import NARROW
-from collapipe.models.split import HEAD, SplitModel, frozen_names
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.split import HEAD, frozen_names
 from collapipe.report import RoundReport, UnitsEvaluation
-from collapipe.runs.model import initial_model
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
-from collapipe.wire import records
-from collapipe.wire.feedback import ActivationMemory
-from collapipe.wire.messages import Failure, Split
-from server_app import questions
+from collapipe.wire.messages import Split
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
-from server_app.decoding.link import DecoderLinkServer
-from server_app.kept_states import gather, restore
+from server_app.decoding.link import decoder_link
+from server_app.kept_states import restore
 from server_app.places import Places
-from server_app.planning.estimates import DEFAULT_FACTOR, observed
-from server_app.planning.scheduler import RoundDecision, Scheduler, SchedulerState, Trained
-from server_app.questions import Question
+from server_app.planning.scheduler import RoundDecision, Scheduler, SchedulerState
 from server_app.rounds.aggregation import (
     Aggregated,
     OnAccount,
@@ -42,15 +30,16 @@ from server_app.rounds.aggregation import (
     aggregation_of,
     weights_in_average,
 )
-from server_app.rounds.exchange import Exchange, Outbox, Outcomes, totals
+from server_app.rounds.arrays import arrays_of, fitted, untrained
+from server_app.rounds.attendance import attended
+from server_app.rounds.exchange import Exchange, Outbox, Outcomes
+from server_app.rounds.figures import completed, mean_loss, trained_of
 from server_app.rounds.global_model import GlobalModel
-from server_app.rounds.kept import check_kept, most_kept
+from server_app.rounds.kept import store_kept
 from server_app.rounds.results import Arrival, Phases, RoundResult, RunState, Store, TrainingState
 from server_app.rounds.screening import UpdateScreen
 from server_app.rounds.units_evaluation import evaluate_on_units
-from server_app.units import Kept, Units
-
-_log = logging.getLogger(__name__)
+from server_app.units import Units
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # round (0 before the first), model
 
@@ -116,8 +105,8 @@ class CollaPipeStrategy:
     def initial_arrays(self) -> ArrayRecord:
         """The untrained model, or the checkpoint's model in a resumed run."""
         if self._checkpoint is None:
-            self._take_untrained()
-        return _arrays_of(self.model.whole())
+            self._take(untrained(self._settings, self._tokenizer))
+        return arrays_of(self.model.whole())
 
     @property
     def epsilon(self) -> float | None:
@@ -145,10 +134,10 @@ class CollaPipeStrategy:
                 if loss is not None:
                     result.train_metrics_clientapp[round_] = MetricRecord({"train_loss": loss})
                 if evaluate_fn is not None:
-                    found = evaluate_fn(round_, _arrays_of(self.model.whole()))
+                    found = evaluate_fn(round_, arrays_of(self.model.whole()))
                     if found is not None:
                         result.evaluate_metrics_serverapp[round_] = found
-        result.arrays = _arrays_of(self.model.whole())
+        result.arrays = arrays_of(self.model.whole())
         return result
 
     @contextmanager
@@ -173,12 +162,18 @@ class CollaPipeStrategy:
         if initial_arrays is not None:  # a caller may have changed those of initial_arrays()
             self._take(dict(initial_arrays.to_torch_state_dict()))
         elif not self.model.weights:
-            self._take_untrained()
-        model, packed = self.model, self._tokenizer.pack()
-        digests = model.digests_on_units()
-        self._units = Units(grid, settings, packed, model.fixed, digests, self._places)
+            self._take(untrained(settings, self._tokenizer))
+        model = self.model
+        self._units = Units(
+            grid=grid,
+            settings=settings,
+            tokenizer=self._tokenizer.pack(),
+            frozen=model.fixed,
+            digests=model.digests_on_units(),
+            places=self._places,
+        )
         self._state = self._scheduler.begin(self._units.discover())
-        with _decoder_link(settings) as link:
+        with decoder_link(settings) as link:
             vocabulary = self._tokenizer.vocabulary
             fixed = model.fixed.get(HEAD, {}) if link else {}
             self._heads = Heads(settings, vocabulary, link, self._on_step, fixed)
@@ -222,7 +217,11 @@ class CollaPipeStrategy:
         after = self._with_outcomes(before, round_, outcomes, aggregated)
         phases.end("aggregate")
         round_s = phases.total_s
-        after, kept_bytes = self._stored(after, round_, store) if store else (after, {})
+        kept_bytes: Mapping[int, int] = {}
+        if store is not None:
+            then = after.roster, round_, self.model, self._settings
+            roster, kept_bytes = store_kept(store, self._units, *then)
+            after = replace(after, roster=roster)
         phases.end("checkpoint")
         self._state, report = self._ended(
             after, decision, outbox, outcomes, shares, aggregated, kept_bytes, phases.total_s
@@ -239,21 +238,16 @@ class CollaPipeStrategy:
     def state(self) -> RunState:
         """Everything on which the next round depends; ``_restore`` is the inverse."""
         self._check_open()
-        heads = self._heads
         training = TrainingState(
             weights=self.model.weights,
             own_models=self.model.own_models,
             server_optimizer=self.model.server_optimizer.state,
-            heads=heads.states,
-            activations={unit: memory.pack() for unit, memory in heads.memories.items()},
+            heads=self._heads.states,
+            activations=self._heads.packed_memories(),
             update_norms=self._screen.past,
             privacy=self._aggregation.pack(),
         )
         return RunState(self._state, training)
-
-    def _take_untrained(self) -> None:
-        first = initial_model(self._settings, self._tokenizer).state_dict()
-        self._take({name: tensor.detach() for name, tensor in first.items()})
 
     def _check_open(self) -> None:
         if not hasattr(self, "_exchange"):
@@ -263,12 +257,7 @@ class CollaPipeStrategy:
 
     def _take(self, model: Tensors) -> None:
         spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
-        with WithoutValues():
-            own = SplitModel(spec, vocabulary).state_dict()
-        narrow = {name: each.dtype for name, each in own.items() if each.dtype in NARROW.values()}
-        _check_form(model, own, getattr(torch, self._settings.pipeline.dtype))
-        kept = {name: each.to(narrow.get(name, each.dtype)) for name, each in model.items()}
-        self.model.take(kept, frozen_names(spec, vocabulary))
+        self.model.take(fitted(model, self._settings, vocabulary), frozen_names(spec, vocabulary))
 
     def _restore(self, state: RunState) -> None:
         training, known = state.training, self._units.nodes
@@ -280,12 +269,7 @@ class CollaPipeStrategy:
         now = now.updated(self._scheduler.checked(self._units.states(real)))
         then = self._scheduler.resumed(state.scheduler, now)
         self._state = replace(then, roster=then.roster.updated({**missing, **failures}))
-        self._heads.states = dict(training.heads)
-        dim, dtype = self._settings.model.dim, getattr(torch, self._settings.pipeline.dtype)
-        self._heads.memories = {
-            unit: ActivationMemory.unpack(tensors, dim, dtype)
-            for unit, tensors in training.activations.items()
-        }
+        self._heads.restore(training.heads, training.activations)
 
     def _with_arrivals(
         self, state: SchedulerState, round_: int
@@ -322,53 +306,18 @@ class CollaPipeStrategy:
     ) -> SchedulerState:
         """Return the state with units that finished, failed or were absent. Raises an error if all
         have failed."""
-        finished, failures, roster = outcomes.finished, outcomes.failures, state.roster
-        if not self._aggregation.independent:
-            faults = {unit: aggregated.late[unit] for unit in aggregated.dishonest}
-            roster = roster.after_failures(round_, faults, finished.keys() - faults.keys())
-        elif finished or failures:
-            roster = roster.after_failures(round_, failures, finished)
-            if not finished:
-                roster.check(round_, self._places.called)
-        states = self._scheduler.checked({u: each.state for u, each in finished.items()})
-        for unit, each in states.items():
-            if isinstance(each, Failure):
-                _log.warning(
-                    "round %d: %s is excluded until it reports devices with which it can be "
-                    "planned: %s: %s",
-                    *(round_, self._places.called(unit), each.kind, each.message),
-                )
-        roster = roster.updated(states).after_absences(
-            round_,
-            failures={**aggregated.late, **failures},
-            present=finished.keys() - aggregated.late.keys(),
+        reported = {unit: each.state for unit, each in outcomes.finished.items()}
+        roster = attended(
+            roster=state.roster,
+            round_=round_,
+            outcomes=outcomes,
+            aggregated=aggregated,
+            states=self._scheduler.checked(reported),
+            independent=self._aggregation.independent,
             miss_limit=self._settings.federation.miss_limit,
+            called=self._places.called,
         )
         return replace(state, roster=roster)
-
-    def _stored(
-        self, state: SchedulerState, round_: int, store: Store
-    ) -> tuple[SchedulerState, dict[int, int]]:
-        """Save the units' states to the round's checkpoint. Returns the state with the units that
-        did not send theirs, and the bytes of each other unit."""
-        sent, failures, roster = dict[int, int](), dict[int, Failure](), state.roster
-        clusters = roster.clusters
-
-        def question(unit: int) -> Question[Kept]:
-            then = clusters[unit], round_, self.model, self._settings
-            return questions.keep(most_kept(*then), lambda kept: check_kept(kept, *then))
-
-        unstored = list[int]()  # because the server's disk is full
-        for unit, kept in gather(self._units, roster, question, more=lambda: not unstored):
-            if isinstance(kept, Failure):
-                failures[unit] = kept
-                continue
-            sent[unit] = sum(map(records.num_bytes, kept.values()))
-            if not store(unit, kept):
-                unstored.append(unit)
-        limit = self._settings.federation.miss_limit
-        roster = roster.after_absences(round_, failures, present=(), miss_limit=limit)
-        return replace(state, roster=roster), sent
 
     def _ended(
         self,
@@ -382,63 +331,19 @@ class CollaPipeStrategy:
         measured_s: float,
     ) -> tuple[SchedulerState, RoundReport]:
         """Return the state for the next round, and the round's report."""
-        finished = outcomes.finished
-        failures = {u: f for u, f in aggregated.late.items() if u not in finished}
-        failures |= outcomes.failures
-        reports = {unit: reply.report for unit, reply in finished.items()}
-        losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
-        train_loss = observation = None
-        if finished:
-            train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
-        if aggregated.moved is not None:
-            last = state.observation
-            factor = self._settings.federation.max_update_norm or DEFAULT_FACTOR
-            observation = observed(reports, losses, shares, aggregated.moved, factor, last)
-        trained = Trained(losses, reports, observation, kept_bytes)
+        trained = trained_of(
+            finished=outcomes.finished,
+            shares=shares,
+            moved=aggregated.moved,
+            last=state.observation,
+            kept_bytes=kept_bytes,
+            settings=self._settings,
+        )
         if aggregated.skipped is not None:
             decision = replace(decision, skipped=aggregated.skipped)
         state, report = self._scheduler.end(state, decision, trained, measured_s)
-        sums = totals(finished, outbox.jobs, self._settings.compression)
-        sums["bytes_up"] += aggregated.bytes_up + report.checkpoint_bytes
-        sums["bytes_down"] += aggregated.bytes_down
-        return state, replace(
-            report,
-            units=tuple(finished),
-            failures={u: f"{f.kind}: {f.message}" for u, f in failures.items()},
-            train_loss=train_loss,
-            epsilon=self.epsilon,
-            **sums,
+        train_loss = mean_loss(trained.losses, shares)
+        report = replace(report, train_loss=train_loss, epsilon=self.epsilon)
+        return state, completed(
+            report, outcomes, outbox.jobs, aggregated, self._settings.compression
         )
-
-
-def _check_form(model: Tensors, own: Tensors, dtype: torch.dtype) -> None:
-    """Raise ``ConfigError`` unless arrays have the names and shapes of the run's ``own`` model, and
-    the ``dtype``; narrow weights may have any floating-point dtype."""
-    if mismatched := sorted(model.keys() ^ own.keys()):
-        fault = "is no weight of the run's model" if mismatched[0] in model else "is missing"
-        raise ConfigError(f"initial arrays: {mismatched[0]!r} {fault}; begin with initial_arrays()")
-    for name, each in model.items():
-        like = own[name]
-        wanted = dtype if like.dtype == torch.float32 else like.dtype
-        fits = each.is_floating_point() if wanted in NARROW.values() else each.dtype == wanted
-        if not fits or each.shape != like.shape:
-            raise ConfigError(
-                f"initial arrays: {name!r} is {each.dtype} {list(each.shape)}, expected {wanted} "
-                f"{list(like.shape)}"
-            )
-
-
-def _decoder_link(settings: Settings) -> AbstractContextManager[DecoderLinkServer | None]:
-    """The server's end of the decoder link; None if units have all heads."""
-    if not settings.server_has_heads:
-        return nullcontext()
-    server = own_folder()
-    certified = server.identity() if server else None
-    return DecoderLinkServer(settings.link, settings.federation.num_units, certified)
-
-
-def _arrays_of(weights: Tensors) -> ArrayRecord:
-    """Return an array for each weight. numpy has no bfloat16: such weights become float32."""
-    narrow = torch.bfloat16
-    wide = {name: each.float() if each.dtype == narrow else each for name, each in weights.items()}
-    return ArrayRecord(wide)

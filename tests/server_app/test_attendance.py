@@ -16,7 +16,7 @@ from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.kept_file import flat
 from collapipe.wire.messages import Failure
-from server_app.checkpoints.file import CheckpointFolder
+from server_app.checkpoints.folder import CheckpointFolder
 from server_app.roster import ABSENT, SILENT, Roster
 
 LOST = {1: Failure(ABSENT, "gone")}

@@ -45,7 +45,7 @@ from collapipe.state import MOST, AffineLaw, BlockCost
 from collapipe.step_law import StepLaw
 from collapipe.wire.channels import Dialer
 from collapipe.wire.messages import STEP_LAW
-from server_app.checkpoints.file import CheckpointFolder
+from server_app.checkpoints.folder import CheckpointFolder
 
 _BITS = 8  # per byte
 # Passes over a host's devices, because a machine's load changes within seconds: the fewest, the

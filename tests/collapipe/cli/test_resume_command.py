@@ -21,7 +21,7 @@ from collapipe.runs.folder import RunFolder
 from collapipe.runs.reading import how_to_go_on
 from collapipe.wire import records
 from server_app.checkpoints import resumption
-from server_app.checkpoints.file import CheckpointFolder
+from server_app.checkpoints.folder import CheckpointFolder
 
 
 @pytest.fixture(scope="module")

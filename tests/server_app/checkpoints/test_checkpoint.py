@@ -20,14 +20,8 @@ from collapipe.tensors import Tensors
 from collapipe.wire import kept_file
 from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.messages import Failure
-from server_app.checkpoints.file import (
-    PROGRESS,
-    Checkpoint,
-    CheckpointFolder,
-    Progress,
-    flat,
-    nested,
-)
+from server_app.checkpoints.file import PROGRESS, Checkpoint, Progress, flat, nested
+from server_app.checkpoints.folder import CheckpointFolder
 from server_app.planning.estimates import RoundObservation
 from server_app.planning.scheduler import SchedulerState
 from server_app.records.summary import History

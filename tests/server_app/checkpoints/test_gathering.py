@@ -22,7 +22,9 @@ from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from optim.cost import sending_s
 from server_app import kept_states, questions
-from server_app.checkpoints.file import CheckpointFolder, KeptFiles, RunCheckpoints
+from server_app.checkpoints.file import KeptFiles
+from server_app.checkpoints.folder import CheckpointFolder
+from server_app.checkpoints.writing import RunCheckpoints
 from server_app.kept_states import gather, restore
 from server_app.planning.scheduler import SchedulerState
 from server_app.questions import Question

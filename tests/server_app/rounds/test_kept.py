@@ -22,7 +22,7 @@ from collapipe.wire import records
 from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.kept_file import flat
 from collapipe.wire.messages import KeepRequest
-from server_app.checkpoints.file import CheckpointFolder
+from server_app.checkpoints.folder import CheckpointFolder
 from server_app.questions import check_size, keep
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.kept import check_kept, most_kept

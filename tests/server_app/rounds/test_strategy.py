@@ -109,7 +109,7 @@ def _refused_as_not_open(strategy: CollaPipeStrategy) -> None:
 
 def test_the_model_is_never_packed_for_flower(tmp_path: Path) -> None:
     with (
-        patch("server_app.rounds.strategy.ArrayRecord", wraps=ArrayRecord) as packed,
+        patch("server_app.rounds.arrays.ArrayRecord", wraps=ArrayRecord) as packed,
         patch.object(ArrayRecord, "to_torch_state_dict") as unpacked,
     ):
         options = "decoder.mode=control_unit", "federation.rounds=4", "federation.eval_every=1"
