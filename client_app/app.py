@@ -3,23 +3,18 @@ reply."""
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from client_app import node
 from client_app.arrival import message_taken
-from client_app.control_unit import ControlUnit, activation_memory
-from client_app.fixed_parts import FixedParts
+from client_app.control_unit import activation_memory
 from client_app.round import RoundInputs, run_round
 from collapipe import owner
-from collapipe.config import Settings
-from collapipe.errors import CollaPipeError, ConfigError, WireError, one_line
-from collapipe.models.frozen import FrozenParts
-from collapipe.models.split import EMBEDDING, HEAD
-from collapipe.owner_account import OwnerAccount
+from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.process import cancellation
 from collapipe.process.cancellation import cancellable
 from collapipe.process.torch_device import use_threads
@@ -42,11 +37,8 @@ from collapipe.secure_aggregation.unit import (
     UnitWithShares,
     UnitWithSurvivors,
 )
-from collapipe.tensors import Tensors
-from collapipe.text.tokenizer import Tokenizer, check_tokenizer
 from collapipe.wire import messages, records
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
-from collapipe.wire.kept_file import KeptFile
 
 app = ClientApp()
 _log = logging.getLogger(__name__)
@@ -76,8 +68,8 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
 def rows(message: Message, context: Context) -> RecordDict:
     """Summarise the unit's training rows for the server."""
     request = records.unpack(messages.RowsRequest, message.content)
-    settings = _received(request.settings, context)
-    report = report_rows(settings, _number(context), request.words)
+    settings = node.received(request.settings, context)
+    report = report_rows(settings, node.number_of(context), request.words)
     return records.pack(replace(report, name=owner.name_of(context.node_config)))
 
 
@@ -87,14 +79,14 @@ def state(message: Message, context: Context) -> RecordDict:
     """Store the run's setup. Returns the cluster's state, and the names of frozen parts that this
     machine lacks."""
     setup = records.unpack(messages.Setup, message.content)
-    settings = _received(setup.settings, context)
+    settings = node.received(setup.settings, context)
     if owner.has_owner(context.node_config):  # the server may send an invalid tokeniser
-        _try_tokenizer(setup.tokenizer)
+        node.try_tokenizer(setup.tokenizer)
     context.state.update(records.pack(setup))
-    unit = _control_unit(context, settings)
-    lacking = _fixed(context, settings, unit).lacking()
+    unit = node.unit_of(context, settings)
+    lacking = node.fixed_parts(context, settings, unit).lacking()
     name = owner.name_of(context.node_config)
-    unit.recall_times(_kept(context))
+    unit.recall_times(node.kept_groups(context))
     return records.pack_state(unit.state(), lacking, name)
 
 
@@ -102,7 +94,7 @@ def state(message: Message, context: Context) -> RecordDict:
 @_answering
 def frozen(message: Message, context: Context) -> RecordDict:
     """Store frozen parts of the model on disk, for this run and later ones."""
-    expected = _setup(context).frozen
+    expected = node.setup_of(context).frozen
     for part, tensors in records.unpack_groups(message.content).items():
         if digest(tensors) != expected.get(part):
             raise WireError(f"the frozen part {part[:80]!r} is not the one that was announced")
@@ -115,8 +107,8 @@ def frozen(message: Message, context: Context) -> RecordDict:
 def keep(message: Message, context: Context) -> RecordDict:
     """Return the unit's state between rounds for a checkpoint. If updates are masked, this excludes
     state that depends on gradients, such as the optimiser's."""
-    names = messages.NOT_TRAINED if _settings(context).privacy.secure_aggregation else messages.KEPT
-    kept = _kept(context)
+    masked = node.settings_of(context).privacy.secure_aggregation
+    names, kept = messages.NOT_TRAINED if masked else messages.KEPT, node.kept_groups(context)
     return records.pack_groups({key: kept[key] for key in names if kept.get(key)})
 
 
@@ -128,10 +120,10 @@ def restore(message: Message, context: Context) -> RecordDict:
     if not groups.keys() <= set(messages.KEPT):
         raise WireError(f"only {', '.join(messages.KEPT)} can be restored")
     if activations := groups.keys() & set(messages.ACTIVATIONS):
-        unit = _control_unit(context, _settings(context))
+        unit = node.unit_of(context, node.settings_of(context))
         for key in activations:
             activation_memory(unit, groups[key])  # raises if they do not fit
-    _keep(context, groups)
+    node.keep_groups(context, groups)
     context.state.pop(messages.Trained.__name__, None)
     return records.pack_groups({})
 
@@ -141,11 +133,11 @@ def restore(message: Message, context: Context) -> RecordDict:
 def mask_keys(message: Message, context: Context) -> RecordDict:
     """Make the keys for a masked sum. Raises ``WireError`` if an update was already masked for this
     round or a later one."""
-    _check_account(context, _settings(context))
+    node.checked_account(context, node.settings_of(context))
     request, state = records.unpack(KeysRequest, message.content), context.state
     if LastMasked.__name__ in state and request.round <= records.unpack(LastMasked, state).round:
         raise WireError(f"an update was masked for round {request.round} already, or a later one")
-    stage = UnitWithKeys.new(_number(context), context.run_id, request.round)
+    stage = UnitWithKeys.new(node.number_of(context), context.run_id, request.round)
     records.keep_stage(stage, state)
     signed: Signed | None = None
     if (key := owner.signing_key(context.node_config)) is not None:
@@ -165,7 +157,7 @@ def mask_shares(message: Message, context: Context) -> RecordDict:
         _log.warning("round %d: no peer signed the keys of unit %s", stage.round, units)
         return records.pack(SharesReply(stage.unit, {}, {}, refused))
     least_units = owner.least_units_of(context.node_config)
-    shared, reply = stage.share(roster, _settings(context).privacy.threshold, least_units)
+    shared, reply = stage.share(roster, node.settings_of(context).privacy.threshold, least_units)
     records.keep_stage(shared, context.state)
     return records.pack(reply)
 
@@ -193,8 +185,8 @@ def unmask(message: Message, context: Context) -> RecordDict:
 @message_taken()
 def train(message: Message, context: Context) -> RecordDict:
     """Run a round, and keep the state from which the next one starts."""
-    settings = _settings(context)
-    account = _check_account(context, settings)
+    settings = node.settings_of(context)
+    account = node.checked_account(context, settings)
     request = records.unpack(messages.TrainRequest, message.content)
     if request.link is not None:
         request = replace(request, link=owner.trusted_link(request.link, context.node_config))
@@ -206,15 +198,15 @@ def train(message: Message, context: Context) -> RecordDict:
         masks = stage, records.unpack(MaskRequest, message.content)
     use_threads(settings.pipeline.threads, settings.computing_at_once)
     with cancellable(request.timeout_s):
-        unit = _control_unit(context, settings)
-        fixed = _fixed(context, settings, unit)
-        kept, frozen = _kept(context), fixed.parts.digests
+        unit = node.unit_of(context, settings)
+        fixed = node.fixed_parts(context, settings, unit)
+        kept, frozen = node.kept_groups(context), fixed.parts.digests
         inputs = RoundInputs(request, weights, fixed, frozen, head_state, kept, masks)
         done = run_round(unit, inputs)
         cancellation.check()  # a cancelled round must not change the state
         if account is not None:
             account.charge(settings.privacy)
-        _keep(context, done.kept)
+        node.keep_groups(context, done.kept)
     if done.masked is not None:
         records.keep_stage(done.masked, context.state)
         context.state.update(records.pack(LastMasked(request.round)))
@@ -228,113 +220,9 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     """Evaluate the server's model on the unit's own rows."""
     request = records.unpack(messages.EvaluateRequest, message.content)
     weights = records.unpack_record(message.content, "weights")
-    settings = _settings(context)
+    settings = node.settings_of(context)
     use_threads(settings.pipeline.threads, settings.computing_at_once)
     with cancellable(request.timeout_s):
-        unit = _control_unit(context, settings)
-        found = unit.evaluate(request.split, weights, _fixed(context, settings, unit))
+        unit = node.unit_of(context, settings)
+        found = unit.evaluate(request.split, weights, node.fixed_parts(context, settings, unit))
     return records.pack_evaluation(messages.EvaluateReply(unit.number, found))
-
-
-def _setup(context: Context) -> messages.Setup:
-    if messages.Setup.__name__ not in context.state:
-        raise WireError("this unit has no setup of the run yet; send a state request first")
-    return records.unpack(messages.Setup, context.state)
-
-
-def _control_unit(context: Context, settings: Settings) -> ControlUnit:
-    cached = _cached_units(settings.federation.num_units)
-    return cached(settings, _number(context), _setup(context).tokenizer)
-
-
-@functools.lru_cache(maxsize=1)  # a process serves one run
-def _cached_units(num_units: int) -> Callable[[Settings, int, str], ControlUnit]:
-    """Return a function that makes the run's control units and keeps all of them.
-
-    Units take turns in every round, so a smaller cache would miss each time.
-    """
-
-    @functools.lru_cache(maxsize=num_units)
-    def made(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
-        return ControlUnit(settings, unit, Tokenizer.unpack(tokenizer))
-
-    return made
-
-
-def _settings(context: Context) -> Settings:
-    """Read the run's options and the owner's files, which takes long: once a message."""
-    return owner.load_settings(_setup(context).settings, context.node_config)
-
-
-def _received(text: str, context: Context) -> Settings:
-    """Return the settings in the server's message. Raises ``WireError`` if they differ from those
-    that ``state`` has stored."""
-    if messages.Setup.__name__ in context.state and _setup(context).settings != text:
-        raise WireError("the run's options have changed; a run has the same options in all rounds")
-    settings = owner.load_settings(text, context.node_config)
-    _check_account(context, settings)
-    return settings
-
-
-def _check_account(context: Context, settings: Settings) -> OwnerAccount | None:
-    """Return the owner's privacy account, if there is one. Raises ``BudgetSpentError`` if its rest
-    does not suffice for a round of this run."""
-    if (account := owner.account_of(context.node_config)) is not None:
-        account.check(settings.privacy)
-    return account
-
-
-def _number(context: Context) -> int:
-    """Return the unit's number: the one from the server, or else the one in the node's
-    configuration."""
-    if messages.Setup.__name__ in context.state and (number := _setup(context).unit) is not None:
-        return number
-    return int(context.node_config["partition-id"])
-
-
-@functools.lru_cache(maxsize=1)  # a process serves one run
-def _try_tokenizer(packed: str) -> None:
-    """Raise ``WireError`` if the server's tokeniser is invalid."""
-    try:
-        check_tokenizer(packed, "packed")
-    except ConfigError as error:
-        raise WireError(f"the run's tokeniser: {error}") from error
-
-
-def _fixed(context: Context, settings: Settings, unit: ControlUnit) -> FixedParts:
-    """Return the run's frozen weights. With real devices only both ends are used here."""
-    setup, devices = _setup(context), unit.devices is not None
-    return _cached_parts(settings, setup.tokenizer, (*setup.frozen.items(),), devices)
-
-
-@functools.lru_cache(maxsize=1)  # a process serves one run; its units share the weights
-def _cached_parts(
-    settings: Settings, tokenizer: str, frozen: tuple[tuple[str, str], ...], devices: bool
-) -> FixedParts:
-    parts = FrozenParts(
-        dict(frozen),
-        settings.model,
-        Tokenizer.unpack(tokenizer).vocabulary,
-        getattr(torch, settings.pipeline.dtype),
-        [FrozenStore(default_folder())],
-    )
-    return FixedParts(parts, (EMBEDDING, HEAD) if devices else [*parts], settings.unit_device)
-
-
-def _kept(context: Context) -> dict[str, Tensors]:
-    """Read the groups that the unit kept after its last round, from its state or from a file that
-    the state names. Empty before the first round."""
-    if KeptFile.__name__ in context.state:
-        return records.unpack(KeptFile, context.state).read()
-    return records.unpack_groups(context.state)
-
-
-def _keep(context: Context, groups: Mapping[str, Tensors]) -> None:
-    """Replace the groups that the unit keeps."""
-    if (file := KeptFile.of(context.node_id, context.node_config)) is not None:
-        file.write(groups)
-        context.state.update(records.pack(file))
-        return
-    for key in messages.KEPT:
-        context.state.pop(key, None)
-    context.state.update({key: records.pack_tensors(each) for key, each in groups.items() if each})

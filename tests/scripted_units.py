@@ -6,7 +6,8 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.app import _keep, _kept, _number, _settings, app
+from client_app.app import app
+from client_app.node import keep_groups, kept_groups, number_of, settings_of
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
 from collapipe.wire import records
@@ -35,7 +36,7 @@ class ScriptedUnits:
         if kind == records.TRAIN:
             return Message(self._trained(message, context), reply_to=message)
         if kind == records.EVALUATE and not self._evaluates:
-            none = EvaluateReply(_number(context), None)
+            none = EvaluateReply(number_of(context), None)
             return Message(records.pack_evaluation(none), reply_to=message)
         reply = app(message, context)
         if kind == records.STATE:
@@ -44,8 +45,8 @@ class ScriptedUnits:
         return reply
 
     def _trained(self, message: Message, context: Context) -> RecordDict:
-        unit = _number(context)
-        settings, request = _settings(context), records.unpack(TrainRequest, message.content)
+        unit = number_of(context)
+        settings, request = settings_of(context), records.unpack(TrainRequest, message.content)
         assert request.link is None, "no head learns on the server: add the options UNTRAINED"
         sent = records.unpack_record(message.content, records.WEIGHTS)
         steps = settings.federation.local_steps
@@ -62,9 +63,9 @@ class ScriptedUnits:
             for name, each in sent.items()
         }
         name = min(sent)
-        further = _kept(context).get(RESIDUAL, {name: torch.zeros_like(sent[name])})[name]
+        further = kept_groups(context).get(RESIDUAL, {name: torch.zeros_like(sent[name])})[name]
         moved[name] = moved[name] + further
-        _keep(context, {RESIDUAL: {name: moved[name] - sent[name]}})
+        keep_groups(context, {RESIDUAL: {name: moved[name] - sent[name]}})
         context.state.update(records.pack(Trained(request.round)))
         return records.pack_reply(TrainReply(moved, report, self._states[unit]))
 

@@ -159,6 +159,7 @@ EDGES = {
             "collapipe/wire/records.py",
             "client_app/answering.py",
             "client_app/app.py",
+            "client_app/node.py",
             "server_app/",
         )
         for published in PUBLISHED

@@ -17,7 +17,7 @@ import torch
 from device_cluster import daemons
 from torch import Tensor
 
-from client_app.app import _cached_units
+from client_app.node import cached_units
 from collapipe.cli.status import describe
 from collapipe.errors import ConfigError
 from collapipe.run_report.page import run_page
@@ -319,7 +319,7 @@ def test_measured_times_far_from_the_plan_change_the_next_plan(
             options = *own, "federation.checkpoint_every=1", f"federation.rounds={rounds}"
             settings = federated.settings_of(run_dir, options)
             federated.train(federated.grid_of(settings), settings, resume)
-            _cached_units.cache_clear()
+            cached_units.cache_clear()
     assert lost_devices(run_dir) == set()
     first, second = lines(run_dir)
     planned = [each["cost"]["clusters"][0]["pipeline_s"] for each in (first, second)]

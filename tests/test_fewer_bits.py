@@ -10,7 +10,7 @@ import torch
 from federated import grid_of, run, settings_of, train, weights
 from flwr.app import Context, Message
 
-from client_app import app as client_app
+from client_app import node
 from client_app.control_unit import ControlUnit
 from collapipe.errors import RoundFailedError
 from collapipe.models.split import HEAD, frozen_names
@@ -26,9 +26,9 @@ LORA = ("adapter=lora", "adapter.rank=2", "optimizer.lr=1.0e-2")
 @pytest.fixture(autouse=True)
 def _no_parts_of_other_tests() -> Iterator[None]:
     """Clear the parts that this process has cached: each test has its own store."""
-    client_app._cached_parts.cache_clear()
+    node.cached_parts.cache_clear()
     yield
-    client_app._cached_parts.cache_clear()
+    node.cached_parts.cache_clear()
 
 
 def rounds(run_dir: Path) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def test_error_feedback_compensates_for_rounding(
         ]
 
     repaid = distances("repaid")
-    monkeypatch.setattr(client_app, "_kept", _only_the_optimizer(client_app._kept))
+    monkeypatch.setattr(node, "kept_groups", _only_the_optimizer(node.kept_groups))
     for kept, lost in zip(repaid, distances("lost"), strict=True):
         assert 0 < kept < 0.5 * lost
 
@@ -151,7 +151,7 @@ def test_a_damaged_part_is_sent_again(tmp_path: Path) -> None:
     kept = sorted(default_folder().iterdir())
     assert len(kept) == 5  # the embedding and four blocks
     kept[0].write_bytes(kept[0].read_bytes()[:-1] + b"?")
-    client_app._cached_parts.cache_clear()
+    node.cached_parts.cache_clear()
     run(tmp_path / "second", *LORA, "federation.num_units=1")
     assert all(FrozenStore(default_folder()).load(file.stem) for file in kept)
 

@@ -15,7 +15,7 @@ from thorough import chosen
 from torch import Tensor
 from torch.nn import Parameter
 
-from client_app.app import _cached_parts
+from client_app.node import cached_parts
 from collapipe.models import frozen, kept
 from collapipe.models.quantised import quantise
 from collapipe.runs.model import load_model
@@ -92,7 +92,7 @@ def test_weights_are_not_quantised_in_each_round(
     once = list[int]()
     for rounds in (1, 3):
         quantised.clear()
-        _cached_parts.cache_clear()  # may hold quantised weights
+        cached_parts.cache_clear()  # may hold quantised weights
         lora_run(tmp_path / str(rounds), folder, NF4, f"federation.rounds={rounds}")
         once.append(len(quantised))
         assert set(quantised) <= {"nf4"}

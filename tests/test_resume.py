@@ -14,8 +14,7 @@ from tensorboard.summary.writer import event_file_writer
 from test_chosen_heads import turning
 from typer.testing import CliRunner
 
-from client_app import app as unit_app
-from client_app import control_unit
+from client_app import control_unit, node
 from client_app.app import app as units
 from collapipe.cli.app import app
 from server_app.checkpoints.folder import CheckpointFolder
@@ -125,9 +124,9 @@ def test_units_with_fewer_rows_keep_the_state_of_the_remaining_rows(
     run_dir = world.run(tmp_path / "run")
     read = control_unit.load_shard
     monkeypatch.setattr(control_unit, "load_shard", lambda *of: read(*of).select(range(5)))
-    unit_app._cached_units.cache_clear()
+    node.cached_units.cache_clear()
     world.run(run_dir, "000002")
-    unit_app._cached_units.cache_clear()
+    node.cached_units.cache_clear()
     reports = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
     assert [(each["units"], each["failures"]) for each in reports] == [([0, 1], {})] * 3
     assert "the previous checkpoint" not in caplog.text

@@ -12,6 +12,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 import client_app.app as handlers
+from client_app import node
 from collapipe import owner
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, NonFiniteLossError, OwnerError
@@ -55,9 +56,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         return SimpleNamespace(reply=reply, kept={}, masked=None)
 
     monkeypatch.setattr(handlers, "run_round", run_round)
-    monkeypatch.setattr(handlers, "_control_unit", lambda *_: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(node, "unit_of", lambda *_: SimpleNamespace(device="cpu"))
     fixed = SimpleNamespace(parts=SimpleNamespace(digests={}))
-    monkeypatch.setattr(handlers, "_fixed", lambda *_: fixed)
+    monkeypatch.setattr(node, "fixed_parts", lambda *_: fixed)
     yield effects
 
 
@@ -97,8 +98,8 @@ def test_a_kill_before_the_update_is_sent_does_not_undo_the_count(
     """A kill before the round is counted leaves the count as it was."""
     own = owner.account_of(context.node_config)
     assert own is not None
-    for place, counted in (("_keep", 1), ("_check_account", 1)):
-        monkeypatch.setattr(handlers, place, lambda *arguments: (_ for _ in ()).throw(SystemExit))
+    for place, counted in (("keep_groups", 1), ("checked_account", 1)):
+        monkeypatch.setattr(node, place, lambda *arguments: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
             train(context)
         assert own.spent().rounds == counted

@@ -6,6 +6,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 import client_app.app as handlers
+from client_app import node
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 from collapipe.flower.inline_grid import InlineGrid
@@ -26,7 +27,7 @@ def test_a_unit_of_an_owner_checks_the_servers_tokenizer(
         tried.append(arguments)
         raise ConfigError("takes all memory")
 
-    monkeypatch.setattr(handlers, "check_tokenizer", check)
+    monkeypatch.setattr(node, "check_tokenizer", check)
     InlineGrid(handlers.app, 1)  # needed to make messages
     settings = load_overrides(["task=classification", "model=huggingface", "model.family=bert"])
     message = Message(records.pack(Setup(settings.text, text, {})), 2, records.STATE)

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 from flwr.app import Context
 
-from client_app import app, control_unit
+from client_app import control_unit, node
 from collapipe.wire import records
 from collapipe.wire.messages import Setup
 
@@ -19,14 +19,14 @@ def test_each_unit_reads_its_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
         read.append(unit)
         return SimpleNamespace(number=unit)
 
-    monkeypatch.setattr(app, "ControlUnit", made)
-    monkeypatch.setattr(app, "Tokenizer", SimpleNamespace(unpack=lambda text: text))
-    app._cached_units.cache_clear()
+    monkeypatch.setattr(node, "ControlUnit", made)
+    monkeypatch.setattr(node, "Tokenizer", SimpleNamespace(unpack=lambda text: text))
+    node.cached_units.cache_clear()
     units = [
         Context(1, unit, {}, records.pack(Setup("{}", "{}", {}, unit)), {}) for unit in range(150)
     ]
-    found = [[app._control_unit(each, settings).number for each in units] for _ in range(3)]
-    app._cached_units.cache_clear()
+    found = [[node.unit_of(each, settings).number for each in units] for _ in range(3)]
+    node.cached_units.cache_clear()
     assert found == [[*range(150)]] * 3
     assert read == [*range(150)]
 

@@ -12,7 +12,7 @@ import federated
 import pytest
 from device_cluster import daemons
 
-from client_app.app import _cached_units
+from client_app.node import cached_units
 from collapipe.inventory.measured_step import step_file
 from collapipe.run_report.packed import read_requests
 from collapipe.runs.reading import read_run
@@ -28,7 +28,7 @@ def trained(run_dir: Path, file: Path, rounds: int, resume: str | None = None) -
     own = "cluster=devices", f"cluster.file={file}", "federation.checkpoint_every=1"
     options = *OPTIONS, *LESS, *own, f"federation.rounds={rounds}"
     settings = federated.settings_of(run_dir, options)
-    _cached_units.cache_clear()
+    cached_units.cache_clear()
     federated.train(federated.grid_of(settings), settings, resume)
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return [each["plan"]["clusters"][0]["segments"] for each in lines]
