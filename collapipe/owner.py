@@ -54,6 +54,7 @@ _DEFAULTS = {field.name: field.default for field in fields(DataSettings)}
 _PARTITIONER = "flwr_datasets.partitioner.IidPartitioner"  # as in conf/partitioner/iid.yaml
 _OF_TASKS = "root", "synthetic"  # options of tasks that repeat options of the section data
 _MIN_ROWS = "data.tokenizer_min_rows"
+_NO_OWNER = OwnerSection.model_construct()  # of a simulated unit, which has no rows of its own
 # Messages of these errors contain no values of the owner's rows and files.
 _OF_THE_RUN = (
     BudgetSpentError,
@@ -97,7 +98,7 @@ def has_owner(node_config: Mapping[str, Any]) -> bool:
 
 def name_of(node_config: Mapping[str, Any]) -> str:
     """Return the owner's name for the unit; empty if it has no name."""
-    return (_read(node_config)[0].name or "") if has_owner(node_config) else ""
+    return _read(node_config)[0].name or ""
 
 
 def signing_key(node_config: Mapping[str, Any]) -> EllipticCurvePrivateKey | None:
@@ -105,8 +106,8 @@ def signing_key(node_config: Mapping[str, Any]) -> EllipticCurvePrivateKey | Non
 
     Raises ``ConfigError`` if the key cannot be read.
     """
-    owner, folder = _read(node_config) if has_owner(node_config) else (None, Path())
-    if owner is None or owner.credentials is None:
+    owner, folder = _read(node_config)
+    if owner.credentials is None:
         return None
     file = folder / owner.credentials / KEY
     return read_key(files.read(file, "restore it", private=True), file)
@@ -114,7 +115,7 @@ def signing_key(node_config: Mapping[str, Any]) -> EllipticCurvePrivateKey | Non
 
 def peers_of(node_config: Mapping[str, Any]) -> frozenset[str] | None:
     """Return fingerprints of the units that may be in a sum with this one; None: any unit."""
-    peers = _read(node_config)[0].privacy.peers if has_owner(node_config) else None
+    peers = _read(node_config)[0].privacy.peers
     if peers is None:
         return None
     own = signing_key(node_config)
@@ -140,19 +141,18 @@ def account_of(node_config: Mapping[str, Any]) -> OwnerAccount | None:
 
 def least_units_of(node_config: Mapping[str, Any]) -> int:
     """Return the least number of updates in a masked sum; 0 if the owner's file sets none."""
-    least = _read(node_config)[0].privacy.least_units if has_owner(node_config) else None
-    return least or 0
+    return _read(node_config)[0].privacy.least_units or 0
 
 
 def trusted_link(link: LinkAddress, node_config: Mapping[str, Any]) -> LinkAddress:
     """Return the address of the decoder link, checked against the owner's file.
 
     A deployed unit accepts only a server certificate that its owner's authority signed. Raises
-    ``OwnerError`` if the link is not on the server's host, for example on a host that only the
-    owner can reach or a socket file, or if it has another certificate.
+    ``OwnerError`` for another certificate. Also raises it if the link is not on the server's host:
+    it could be a socket file, or a host that only the owner can reach.
     """
-    owner, folder = _read(node_config) if has_owner(node_config) else (None, Path())
-    if owner is None or owner.server is None:
+    owner, folder = _read(node_config)
+    if owner.server is None:
         return link
     host, _, port = link.address.rpartition(":")
     if host != owner.server.rpartition(":")[0] or not port.isdecimal():
@@ -221,7 +221,10 @@ def _packaged_classes(group: str) -> frozenset[str]:
 
 
 def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
-    """Return the owner's settings, and the folder to which their paths are relative."""
+    """Return the owner's settings, which are empty if the unit has no owner, and the folder to
+    which their paths are relative."""
+    if not has_owner(node_config):
+        return _NO_OWNER, Path()
     if _ANY in node_config:
         file = Path(str(node_config[_ANY]))
         return read_owner(file), file.parent
