@@ -97,7 +97,7 @@ class Scheduler:
 
     def begin(self, reported: Sequence[Reported]) -> SchedulerState:
         """Return the state before the first round, from the units' reported clusters."""
-        roster = Roster(tuple(map(self._checked, reported)))
+        roster = Roster(tuple(self.checked(dict(enumerate(reported))).values()))
         start = self._environment.start(
             roster.clusters, len(self._channels), self._generator("environment")
         )
@@ -230,10 +230,8 @@ class Scheduler:
 
     def checked(self, reported: Mapping[int, Reported]) -> dict[int, Reported]:
         """Replace reported clusters that this run cannot plan by failures."""
-        return {unit: self._checked(each) for unit, each in reported.items()}
-
-    def _checked(self, reported: Reported) -> Reported:
-        return plannable(reported, self._settings, len(self._channels))
+        like = self._settings, len(self._channels)
+        return {unit: plannable(each, *like) for unit, each in reported.items()}
 
     def _request(self, state: SchedulerState, round_: int) -> tuple[RoundRequest, EnvironmentState]:
         """Return the planner's input for the round, and the simulated world in it."""

@@ -23,6 +23,9 @@ from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.results import Store
 from server_app.units import Kept, Units
 
+SENDER = "the unit"
+"""The sender in messages about one unit's reply; a log line begins with the unit's name."""
+
 
 def store_kept(
     store: Store,
@@ -59,25 +62,25 @@ def check_kept(
 ) -> None:
     """Raise ``WireError`` unless ``kept`` is a possible state of this cluster's unit after a
     round."""
-    sender, found = "the unit", {key: kept.get(key, {}) for key in messages.KEPT}
+    found = {key: kept.get(key, {}) for key in messages.KEPT}
     most_rows = _most_rows(cluster, round_, settings)
     masked, with_head = settings.privacy.secure_aggregation, settings.units_have_heads
     if masked and any(found[key] for key in messages.KEPT if key not in messages.NOT_TRAINED):
         allowed = ", ".join(messages.NOT_TRAINED)
-        raise WireError(f"{sender} sent more than {allowed}, though updates are masked")
+        raise WireError(f"{SENDER} sent more than {allowed}, though updates are masked")
     unpack_law(found[messages.STEP_LAW])
     own = model.names(with_head and not settings.chooses_heads)
-    check_state(found[messages.OPTIMIZER], chosen(model.weights, own), settings.optimizer, sender)
+    check_state(found[messages.OPTIMIZER], chosen(model.weights, own), settings.optimizer)
     sent = model.names(with_head) & found[messages.RESIDUAL].keys()
-    check_like(found[messages.RESIDUAL], chosen(model.weights, sent), sender)
+    check_like(found[messages.RESIDUAL], chosen(model.weights, sent), SENDER)
     if (name := not_finite(found[messages.RESIDUAL])) is not None:
-        raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
+        raise WireError(f"{SENDER} sent {name} with values that are NaN or infinite")
     if found[messages.STEM]:
         cached = isinstance(settings.adapter, LoraSettings) and settings.adapter.cache
         numbers = found[messages.STEM].get(messages.STEM_ROWS, torch.empty(0))
         like = torch.empty(min(numbers.numel(), most_rows), dtype=torch.int64, device="meta")
-        check_like(found[messages.STEM], {messages.STEM_ROWS: like} if cached else {}, sender)
-        _check_rows(numbers, cluster.num_samples, sender)
+        check_like(found[messages.STEM], {messages.STEM_ROWS: like} if cached else {}, SENDER)
+        _check_rows(numbers, cluster.num_samples)
     rows = most_rows if settings.compression.feedback else 0
     most = rows, settings.task.max_length + extra_rows(settings.model)
     dim, dtype = settings.model.dim, getattr(torch, settings.pipeline.dtype)
@@ -105,11 +108,11 @@ def most_kept(
     return most | {name: questions.tensors_bytes(each) for name, each in groups.items()}
 
 
-def _check_rows(numbers: Tensor, num_rows: int, sender: str) -> None:
+def _check_rows(numbers: Tensor, num_rows: int) -> None:
     """Raise ``WireError`` unless ``numbers`` [n] are row numbers in strictly ascending order."""
     ascending = bool((numbers.diff() > 0).all())
     if len(numbers) and not (ascending and 0 <= int(numbers[0]) <= int(numbers[-1]) < num_rows):
-        raise WireError(f"{sender} keeps row numbers that do not ascend within 0 … {num_rows - 1}")
+        raise WireError(f"{SENDER} keeps row numbers that do not ascend within 0 … {num_rows - 1}")
 
 
 def _most_rows(cluster: ClusterState, round_: int, settings: Settings) -> int:
@@ -117,14 +120,14 @@ def _most_rows(cluster: ClusterState, round_: int, settings: Settings) -> int:
     return min(cluster.num_samples, round_ * settings.federation.local_steps * settings.batch_size)
 
 
-def check_state(state: Tensors, weights: Tensors, settings: OptimizerSettings, sender: str) -> None:
+def check_state(state: Tensors, weights: Tensors, settings: OptimizerSettings) -> None:
     """Raise ``WireError`` unless ``state`` is a possible optimiser state of these ``weights``.
 
     Weights that were never used in a step need not have a state.
     """
     stepped = {name.rpartition("/")[0] for name in state} if settings.state == "keep" else ()
-    check_like(state, state_like(settings, chosen(weights, stepped)), sender)
+    check_like(state, state_like(settings, chosen(weights, stepped)), SENDER)
     for name, tensor in state.items():
         positive = name.endswith(("/exp_avg_sq", "/step"))
         if not all_finite(tensor) or (positive and bool((tensor < 0).any())):
-            raise WireError(f"{sender} sent {name} with impossible values for an optimiser")
+            raise WireError(f"{SENDER} sent {name} with impossible values for an optimiser")

@@ -26,7 +26,7 @@ from optim.planner import RoundRequest
 from server_app import questions
 from server_app.questions import Question, answered
 from server_app.roster import SILENT
-from server_app.rounds.kept import check_state
+from server_app.rounds.kept import SENDER, check_state
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
 _MOST_NORM, _MOST_LOSS = 1e100, 1e12  # of averages that stay finite and readable
@@ -68,13 +68,12 @@ def received(
         upload = settings.compression.of(plan.uplink).upload
         check_report(reply.report, plan.unit, seen, settings)
         check_traces(reply.report, most_traced(plan, request))
-        sender = "the unit"
         head = _sent_head(plan, job.weights, settings)
-        check_state(reply.head_state, head, settings.optimizer, sender)
+        check_state(reply.head_state, head, settings.optimizer)
         if job.expected is not None:
-            check_like(reply.weights, job.expected, sender)
+            check_like(reply.weights, job.expected, SENDER)
             return reply
-        return replace(reply, weights=restore(reply.weights, job.weights, upload, sender))
+        return replace(reply, weights=restore(reply.weights, job.weights, upload, SENDER))
 
     reply = answered(message, replace(job.question, unpack=whole))
     factor = settings.federation.channel_noise
