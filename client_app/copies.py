@@ -31,9 +31,9 @@ def copy_interval(
 ) -> int:
     """Return the least number of steps r for which copies take at most 3 % of the time.
 
-    ``copy_bytes`` has the bytes of a copy by device. A device that sends its hops' h bytes in a
-    share s ≤ 1 of the step sends the c bytes of a copy in about s · c / h steps. The control unit
-    checks and stores a copy in ``storing`` steps, as measured in an earlier round. So
+    ``copy_bytes`` has the bytes c of a copy by device. A device sends its hops' h bytes in a share
+    s ≤ 1 of the step, so it sends a copy in about s · c / h steps. The control unit checks and
+    stores a copy in ``storing`` steps, as measured in an earlier round. So
     r = ⌈max(storing, s · c / h) / 0.03⌉ over the devices, between 1 and 20.
     """
     each = ((c, sending[name]) for name, c in copy_bytes.items())

@@ -154,8 +154,8 @@ class DevicePipeline:
         )
 
     def _planned(self) -> Iterator[str]:
-        """Yield a message if the round's plan differs from the last one because of measured times,
-        and once if this process alone would be faster than the plan."""
+        """Yield messages on blocks that measured times have moved since the last plan, and once if
+        this process alone would be faster."""
         law, plan, size = self._all.law, self._plan, self._settings.batch_size
         if law is None or not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
             return

@@ -68,7 +68,7 @@ class DecoderLink:
     If a stream breaks, the link tries to reopen it for ``link.reconnect_s`` and repeats the current
     step. A step whose activations are sent as changes cannot be repeated, because the server has
     already applied them. The answer to a step's norms confirms that the server has finished the
-    step, so after the last step of a round no answer is outstanding. Raises ``LinkError`` with
+    step: after a round's last step no answer is outstanding. Raises ``LinkError`` with
     gRPC's cause if the server refuses or closes the stream, or cannot be reached.
     """
 

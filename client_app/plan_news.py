@@ -34,9 +34,11 @@ def moved_blocks(
 
 
 def without_devices(law: StepLaw, works: Sequence[StageWork], schedule: str) -> str | None:
-    """Return a message if the ``works`` are all on the control unit's machine, and a step in its
-    process alone is planned to be faster by more than the prediction's error: the same work in
-    one thread, without hops."""
+    """Return a message if the ``works`` are all on the control unit's machine and a step in its
+    process alone, in one thread without hops, is planned to be faster.
+
+    The difference must exceed the prediction's error.
+    """
     devices = [each for work in works for each in work.devices]
     if any(each.host != law.host for each in devices):
         return None

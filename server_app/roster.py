@@ -39,8 +39,7 @@ class Pause:
 class Silences:
     """Decides which units are asked a question for which all units wait, such as for a checkpoint.
 
-    A unit that was silent 1, 2, 3, … times in a row is not asked the next 0, 1, 3, … times, at most
-    31.
+    After 1, 2, 3, … silences in a row a unit is not asked the next 0, 1, 3, … times, at most 31.
     """
 
     _calls: dict[int, Pause] = field(default_factory=dict)
@@ -64,7 +63,7 @@ class Roster:
 
     A unit is excluded if it has missed ``federation.miss_limit`` rounds in a row, or at once if its
     owner allows no further round. It is asked again after pauses that grow. A unit that answers
-    and fails is suspended instead, for pauses that grow, so that it neither ends the run nor
+    and fails is suspended instead, also for pauses that grow. It then neither ends the run nor
     occupies a place in each round.
     """
 

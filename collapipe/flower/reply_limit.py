@@ -12,8 +12,8 @@ MOST_PARTS = 10_000
 
 @dataclass
 class Expected:
-    """The number of a run's last question, and the largest size in bytes of a reply to any question
-    so far, because replies may be late. ``note`` passes both to the SuperLink's guard."""
+    """The number of a run's last question, and the most bytes of a reply to any question so far:
+    replies may be late. ``note`` passes both to the SuperLink's guard."""
 
     question: int = 0
     most_bytes: int = 0

@@ -1,8 +1,8 @@
 """``python -m collapipe.flower.superexec OPTIONS…`` runs Flower's SuperExec.
 
-Flower's own starts the process of a run and forgets it. If the process does not report within 30 s,
-for example because it imports libraries on a busy machine, Flower starts a second one, then a
-third, and each slows down the others. They outlive the SuperLink while they import, and Flower
+Flower's own starts the process of a run and forgets it. On a busy machine the process may import
+libraries for more than 30 s. Flower then starts a second one, and a third, and each slows down the
+others. They outlive the SuperLink while they import, and Flower
 notices only after a minute that one was killed. Here a process keeps its task as long as it lives,
 fails its task when it dies, and ends with the SuperExec.
 """

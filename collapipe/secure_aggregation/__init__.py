@@ -8,7 +8,7 @@ round a unit goes through five steps:
    credentials.
 
 2. It receives all units' public keys. It sends shares of its mask key and of its self mask's seed
-   through the server, sealed for each other unit (``UnitWithShares``), or names the units whose
+   through the server, sealed for each other unit (``UnitWithShares``). Or it names the units whose
    keys it refuses; those that remain then begin again at step 1, once.
 
 3. It sends its quantised update plus its self mask, plus or minus a mask for each other unit

@@ -1,7 +1,7 @@
 """Key agreement between two units, sealed messages, and masks expanded from seeds.
 
-The library ``cryptography`` provides X25519 and HKDF-SHA256 for keys, ChaCha20-Poly1305 to seal
-shares, and ChaCha20 to generate masks, which is fast on boards without AES in hardware.
+The library ``cryptography`` provides X25519 and HKDF-SHA256 for keys, and ChaCha20-Poly1305 to seal
+shares. ChaCha20 generates masks, because it is fast on boards without AES in hardware.
 
 Flower's own functions are not used for two reasons. Its masks come from numpy's Mersenne Twister
 with a 32-bit seed, which can be found by trial, and they never take the largest value. Its agreed

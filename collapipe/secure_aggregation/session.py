@@ -19,7 +19,7 @@ the round, and at least t − c of its updates come from units that do not collu
    units.
 
 3. *No part of the list can be unmasked alone.* A unit that confirms a list has added masks with
-   all others on it, whether or not it could open their shares. Let k honest survivors not have
+   all others on it, even if it could not open their shares. Let k honest survivors not have
    confirmed it. At least t others have, so at most n − t − k units are not on the list. Each of
    the k has added masks with t − 1 other units. At most (k − 1) + (n − t − k) + c < t − 1 of
    them are not honest units that confirmed. So masks connect each honest survivor to the honest

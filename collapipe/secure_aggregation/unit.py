@@ -112,8 +112,8 @@ class UnitWithShares:
         """Mask ``words`` in place.
 
         Shares that cannot be opened are left out: the unit will not reveal any for their sender.
-        Raises ``WireError``, and leaves the words unchanged, for another round, for shares of units
-        outside the session, or for too few shares to restore a secret.
+        Raises ``WireError`` for another round, for shares of units outside the session, or for too
+        few shares to restore a secret; the words are then unchanged.
         """
         unit, session, shares = self.unit, Session(self.roster, self.threshold), request.sealed
         _check_round(self.before.round, round_)

@@ -3,8 +3,8 @@
 States of random generators are not needed: all random numbers, and the order of a unit's rows, are
 derived from the seed, a purpose and the number of the round or step.
 
-A unit's file is written when its state arrives, and read when the unit is restored, so that memory
-never holds the states of all units. ``folder`` draws the files.
+A unit's file is written when its state arrives, and read when the unit is restored. Memory never
+holds the states of all units. ``folder`` lists the files.
 """
 
 import hashlib

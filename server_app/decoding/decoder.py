@@ -37,9 +37,9 @@ class _OpenStep:
 class DecoderSession:
     """One unit's head during one round.
 
-    Frames are checked against ``settings`` and ``num_classes``, the number of target ids, because
-    a small frame of targets can request logits that need far more memory. The session's results
-    are used only if it is ``complete`` at the round's end.
+    Frames are checked against ``settings`` and ``num_classes``, the number of target ids: a small
+    frame of targets can request logits that need far more memory. The session's results are used
+    only if it is ``complete`` at the round's end.
     """
 
     settings: Settings

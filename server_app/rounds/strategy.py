@@ -148,8 +148,8 @@ class CollaPipeStrategy:
 
         Without ``initial_arrays`` the run begins with the current ``model``, at first the untrained
         one. A unit has ``timeout`` seconds for a round, by default ``federation.round_timeout_s``.
-        Raises ``ConfigError`` for arrays of another model and for a strategy that has run, and
-        ``ConfigError`` or ``RoundFailedError`` if the nodes are not the run's units.
+        Raises ``ConfigError`` for arrays of another model and for a strategy that has run. If the
+        nodes are not the run's units, raises ``ConfigError`` or ``RoundFailedError``.
         """
         settings = self._settings
         if timeout is not None and not 0 < timeout < math.inf:
@@ -197,11 +197,12 @@ class CollaPipeStrategy:
     def run_round(self, round_: int, store: Store | None = None) -> RoundResult:
         """Plan a round, train on the units, aggregate, and save the units' states to a ``store``.
 
-        Raises ``InfeasibleRoundError`` if the round has no plan and ``federation.on_infeasible`` is
-        ``stop``, and ``NonFiniteLossError`` if the training of all units diverged or the new model
-        is not finite. Raises ``RoundFailedError`` if all units have failed, ``StorageError`` if no
-        unit has disk space for its state, and ``BudgetSpentError`` if the round would exceed
-        ``privacy.max_epsilon``, and ``ConfigError`` if the strategy is not open.
+        Raises ``ConfigError`` if the strategy is not open, and ``BudgetSpentError`` if the round
+        would exceed ``privacy.max_epsilon``. Raises ``InfeasibleRoundError`` if the round has no
+        plan and ``federation.on_infeasible`` is ``stop``. If all units have failed, raises
+        ``NonFiniteLossError`` if their training diverged, ``StorageError`` if they had no disk
+        space for their states, else ``RoundFailedError``. Also raises ``NonFiniteLossError`` if the
+        new model is not finite.
         """
         self._check_open()
         phases, (before, arrivals) = Phases(), self._with_arrivals(self._state, round_)

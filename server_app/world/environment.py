@@ -127,8 +127,9 @@ class DeviceCondition:
 class UnitCondition:
     """A cluster's condition in a round.
 
-    Its devices in order, the control unit's walk, the available share of the uplink's energy
-    budget, and each channel's gain relative to the drawn one (path loss and fading).
+    ``devices`` are in the cluster's order, and ``walk`` is the control unit's. ``energy_share`` is
+    the available share of the uplink's energy budget. ``gains`` has each channel's gain relative to
+    the drawn one (path loss and fading).
     """
 
     devices: tuple[DeviceCondition, ...]
