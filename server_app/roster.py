@@ -147,8 +147,7 @@ class Roster:
     def resting(self, round_: int) -> dict[int, str]:
         """Suspended units and the reasons; empty if every unit would be suspended."""
         present = self._present
-        units = [unit for unit, pause in self.failed.items() if round_ < pause.until]
-        units = [unit for unit in units if unit in present]
+        units = [u for u, pause in self.failed.items() if round_ < pause.until and u in present]
         if present <= {*units}:
             return {}
         return {

@@ -107,20 +107,18 @@ class Units:
         later = {node: each for node, each in failed.items() if node in nodes}
         self._met.update(later)
         self._strangers += later.keys() - self.places.barred
-        for node, failure in {**later, **failures}.items():
-            if failure.kind == SILENT:
-                self._calls[node] = Pause().longer(1)
         failures = {**later, **failures}
+        silent = [node for node, failure in failures.items() if failure.kind == SILENT]
+        self._calls |= dict.fromkeys(silent, Pause().longer(1))
         if not reported:
             raise too_few(self.places, 0, len(nodes), 1, failures)
         certified = self.places.certified()
         places = {node: self.places.place(node, certified) for node in failures}
         known = {places[node]: failure for node, failure in failures.items()}
         others = [failure for node, failure in failures.items() if places[node] is None]
-        for unit in range(num_units):
-            if unit not in reported:
-                absent = others.pop(0) if others else Failure(ABSENT, "no node has this number")
-                reported[unit] = known.get(unit, absent)
+        for unit in sorted({*range(num_units)} - reported.keys()):
+            absent = others.pop(0) if others else Failure(ABSENT, "no node has this number")
+            reported[unit] = known.get(unit, absent)
         return tuple(reported[unit] for unit in range(num_units))
 
     def ask_again(self, round_: int, roster: Roster) -> tuple[dict[int, Reported], set[int]]:
