@@ -34,7 +34,7 @@ from server_app.rounds.results import TrainingState
 from server_app.units import Kept
 
 _FORMAT = 4
-STATE, TENSORS = "state.json", "tensors.safetensors"
+_STATE, _TENSORS = "state.json", "tensors.safetensors"
 _UNIT = re.compile(r"unit-(0|[1-9][0-9]*)\.safetensors")
 # errors of reading a damaged file
 _READ_ERRORS = (
@@ -149,7 +149,27 @@ def name_of(round_: int) -> str:
     return f"{round_:06}"
 
 
-def state_text(checkpoint: Checkpoint, folder: Path) -> str:
+def write(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write a checkpoint into ``folder``, which already has the units' states."""
+    _save(flat(checkpoint.training), folder / _TENSORS)
+    (folder / _STATE).write_text(_state_text(checkpoint, folder))
+    sync(folder / _STATE)
+    sync(folder)
+
+
+def write_kept(kept: Kept, unit: int, folder: Path) -> None:
+    """Write a unit's state into the ``folder`` of a checkpoint; an empty state has no file."""
+    if tensors := kept_file.flat(kept):
+        _save(tensors, folder / f"unit-{unit}.safetensors")
+
+
+def _save(tensors: Tensors, file: Path) -> None:
+    with file.open("wb") as stream:
+        stream.writelines(pieces(tensors))
+    sync(file)
+
+
+def _state_text(checkpoint: Checkpoint, folder: Path) -> str:
     state = {
         "format": _FORMAT,
         "version": __version__,
@@ -174,14 +194,14 @@ def read(path: Path) -> Checkpoint:
             raise ValueError(f"it contains round {progress.round}")
         if not isinstance(configuration, dict):
             raise TypeError("it has no configuration")
-        tensors = {name: aligned(each) for name, each in load_file(path / TENSORS).items()}
+        tensors = {name: aligned(each) for name, each in load_file(path / _TENSORS).items()}
         training = replace(nested(tensors), units=KeptFiles(path))
         return Checkpoint(configuration, progress, training)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
     """Read a checkpoint's ``state.json``, and compare all files with their digests."""
-    text = (path / STATE).read_text(encoding="utf-8")
+    text = (path / _STATE).read_text(encoding="utf-8")
     state: dict[str, Any] = json.loads(text, parse_constant=_no_figure)
     if state["format"] != _FORMAT:
         raise ConfigError(
@@ -189,10 +209,10 @@ def _read_state(path: Path) -> dict[str, Any]:
             f"{__version__} reads format {_FORMAT}; resume with CollaPipe {state['version']}"
         )
     if state.pop("sha256") != _digest_of(state):
-        raise ValueError(f"{STATE} was changed after it was written (SHA-256 differs)")
+        raise ValueError(f"{_STATE} was changed after it was written (SHA-256 differs)")
     written = state["files"]
-    for name in sorted(written.keys() | {file.name for file in path.iterdir()} - {STATE}):
-        if name != TENSORS and not _UNIT.fullmatch(name):
+    for name in sorted(written.keys() | {file.name for file in path.iterdir()} - {_STATE}):
+        if name != _TENSORS and not _UNIT.fullmatch(name):
             raise ValueError(f"{name[:80]!r} does not belong to a checkpoint")
         if written.get(name) != _digest(path / name):
             raise ValueError(f"{name} was changed after it was written (SHA-256 differs)")
@@ -222,12 +242,6 @@ def _cause(error: Exception) -> str:
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     return f"{kind}{one_line(error)}"
-
-
-def save(tensors: Tensors, file: Path) -> None:
-    with file.open("wb") as stream:
-        stream.writelines(pieces(tensors))
-    sync(file)
 
 
 def _digest_of(body: Mapping[str, Any]) -> str:

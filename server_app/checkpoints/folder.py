@@ -15,17 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collapipe.process.files import sync
-from collapipe.wire import kept_file
-from server_app.checkpoints.file import (
-    STATE,
-    TENSORS,
-    Checkpoint,
-    KeptFiles,
-    flat,
-    read,
-    save,
-    state_text,
-)
+from server_app.checkpoints.file import Checkpoint, KeptFiles, read, write, write_kept
 from server_app.units import Kept
 
 _LATEST, _PARTIAL = "latest", ".partial"
@@ -50,16 +40,12 @@ class CheckpointFolder:
 
     def add(self, name: str, unit: int, kept: Kept) -> None:
         """Write a unit's state to the checkpoint that was begun."""
-        if tensors := kept_file.flat(kept):
-            save(tensors, self._partial(name) / f"unit-{unit}.safetensors")
+        write_kept(kept, unit, self._partial(name))
 
     def write(self, checkpoint: Checkpoint, keep: int) -> None:
         """Complete a checkpoint that was begun, and retain only the last ``keep``."""
         partial = self._partial(checkpoint.name)
-        save(flat(checkpoint.training), partial / TENSORS)
-        (partial / STATE).write_text(state_text(checkpoint, partial))
-        sync(partial / STATE)
-        sync(partial)
+        write(checkpoint, partial)
         partial.rename(self._path / checkpoint.name)
         self._point_to(checkpoint.name)
         self._remove(self.names()[:-keep])

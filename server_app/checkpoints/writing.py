@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from collapipe.config import Settings
@@ -37,7 +38,8 @@ class RunCheckpoints:
         if not self._due(round_):
             return None
         self._stored = set()
-        self._tried(round_, lambda: self._files.begin(name_of(round_)))
+        with self._abandoned_on_errors(round_):
+            self._files.begin(name_of(round_))
         return lambda unit, kept: self._store(round_, unit, kept)
 
     def write(self, history: History, state: RunState, names: Mapping[str, int]) -> None:
@@ -47,21 +49,25 @@ class RunCheckpoints:
         For a unit that is absent, or whose state was invalid, the state of the previous checkpoint
         is copied.
         """
-        if self._due(round_ := history.num_rounds):
-            self._tried(round_, lambda: self._complete(history, state, names))
-            self._stored = None
+        if self._stored is not None:
+            with self._abandoned_on_errors(history.num_rounds):
+                self._complete(history, state, names, self._stored)
+        self._stored = None
 
     def _due(self, round_: int) -> bool:
         every, last = self._settings.federation.checkpoint_every, self._settings.federation.rounds
         return bool(every) and (round_ % every == 0 or round_ == last)
 
     def _store(self, round_: int, unit: int, kept: Kept) -> bool:
-        self._tried(round_, lambda: self._files.add(name_of(round_), unit, kept))
         if self._stored is not None:
-            self._stored.add(unit)
+            with self._abandoned_on_errors(round_):
+                self._files.add(name_of(round_), unit, kept)
+                self._stored.add(unit)
         return self._stored is not None
 
-    def _complete(self, history: History, state: RunState, names: Mapping[str, int]) -> None:
+    def _complete(
+        self, history: History, state: RunState, names: Mapping[str, int], stored: set[int]
+    ) -> None:
         progress = Progress(
             history.num_rounds,
             time.perf_counter() - history.start,
@@ -73,16 +79,15 @@ class RunCheckpoints:
         )
         federation, before = self._settings.federation, self._files.kept
         checkpoint = Checkpoint(self._settings.tree, progress, state.training)
-        for unit in before.keys() & {*range(federation.num_units)} - (self._stored or set()):
+        for unit in before.keys() & {*range(federation.num_units)} - stored:
             self._files.add(checkpoint.name, unit, before[unit])
         self._files.write(checkpoint, federation.keep)
 
-    def _tried(self, round_: int, action: Callable[[], None]) -> None:
-        """Run ``action``, unless the checkpoint was abandoned; abandon it if that fails."""
-        if self._stored is None:
-            return
+    @contextmanager
+    def _abandoned_on_errors(self, round_: int) -> Iterator[None]:
+        """Abandon the round's checkpoint if the block fails."""
         try:
-            action()
+            yield
         except (CollaPipeError, OSError, KeyError) as error:
             self._stored = None
             self._files.clear()  # frees disk space
