@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -55,27 +54,35 @@ def completed(
     """Return the scheduler's ``report`` with the units that finished their ``jobs``, the failures
     of the others, and the units' figures."""
     finished = outcomes.finished
+    reports = {unit: reply.report for unit, reply in finished.items()}
     late = {unit: each for unit, each in aggregated.late.items() if unit not in finished}
     failures = {**late, **outcomes.failures}
-    sums = _totals(finished, jobs, compression)
-    sums["bytes_up"] += aggregated.bytes_up + report.checkpoint_bytes
-    sums["bytes_down"] += aggregated.bytes_down
+    up, down = _bytes(finished, jobs, compression)
     return replace(
         report,
         units=tuple(finished),
         failures={unit: f"{each.kind}: {each.message}" for unit, each in failures.items()},
-        **sums,
+        bytes_up=up + aggregated.bytes_up + report.checkpoint_bytes,
+        bytes_down=down + aggregated.bytes_down,
+        samples=sum(each.samples for each in reports.values()),
+        target_tokens=sum(each.target_tokens for each in reports.values()),
+        input_tokens=sum(each.input_tokens for each in reports.values()),
+        pipeline_s={
+            unit: each.seconds[PIPELINE]
+            for unit, each in reports.items()
+            if each.devices and PIPELINE in each.seconds
+        },
+        devices={unit: each.devices for unit, each in reports.items() if each.devices},
+        traces={unit: each.traces for unit, each in reports.items() if each.traces},
+        events={unit: each.events for unit, each in reports.items() if each.events},
+        seconds=_mean_seconds([*reports.values()]),
     )
 
 
-def _totals(
-    finished: Mapping[int, TrainReply],
-    jobs: Mapping[int, Job],
-    compression: CompressionSettings,
-) -> dict[str, Any]:
-    """Add up the figures of the units that ``finished`` their jobs; returns fields of
-    ``RoundReport``. Bytes are those of ``train`` messages, their replies and the decoder link."""
-    reports = {unit: reply.report for unit, reply in finished.items()}
+def _bytes(
+    finished: Mapping[int, TrainReply], jobs: Mapping[int, Job], compression: CompressionSettings
+) -> tuple[int, int]:
+    """Return the bytes up and down of ``train`` messages, their replies and the decoder link."""
     up = down = 0
     for unit, reply in finished.items():
         job, precision = jobs[unit], compression.of(jobs[unit].plan.uplink).upload
@@ -84,22 +91,7 @@ def _totals(
         down += records.num_bytes(job.weights) + records.num_bytes(job.head_state)
         down += reply.report.link_bytes_down
         up += reply.report.link_bytes_up + records.num_bytes(reply.head_state)
-    return {
-        "bytes_up": up,
-        "bytes_down": down,
-        "samples": sum(each.samples for each in reports.values()),
-        "target_tokens": sum(each.target_tokens for each in reports.values()),
-        "input_tokens": sum(each.input_tokens for each in reports.values()),
-        "pipeline_s": {
-            unit: each.seconds[PIPELINE]
-            for unit, each in reports.items()
-            if each.devices and PIPELINE in each.seconds
-        },
-        "devices": {unit: each.devices for unit, each in reports.items() if each.devices},
-        "traces": {unit: each.traces for unit, each in reports.items() if each.traces},
-        "events": {unit: each.events for unit, each in reports.items() if each.events},
-        "seconds": _mean_seconds([*reports.values()]),
-    }
+    return up, down
 
 
 def _mean_seconds(reports: Sequence[ClusterReport]) -> dict[str, float]:
