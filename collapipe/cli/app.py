@@ -1,4 +1,4 @@
-"""Commands and exit statuses; a command's code is imported when the command runs."""
+"""All commands; a command's code is imported when the command runs."""
 
 import logging
 import os
@@ -13,33 +13,17 @@ import typer
 from typer import Argument, Option
 
 from collapipe import __version__
-from collapipe.cli import credentials, deploy
+from collapipe.cli import credentials, deploy, trained
 from collapipe.cli.device import command as device
+from collapipe.cli.exit_status import INTERRUPTED, status_of
 from collapipe.cli.interrupts import sure_interrupts
-from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
-from collapipe.own_packages import NAMES, error_of_plugin, find_own_packages_first
+from collapipe.cli.options import Json, Overrides, RunDir, Trust, picture
+from collapipe.own_packages import NAMES, find_own_packages_first
 from collapipe.process.allocator import share_heap
 from collapipe.process.children import end_with_parent
-from collapipe.process.extras import missing
-from collapipe.process.folders import in_home
+from collapipe.process.folders import with_home
 from collapipe.process.streams import complain, open_streams, write_rest
 
-_INTERRUPTED = 130
-# Problems of the machine, not bugs: a library without memory for its code is an ImportError, and
-# Python without memory raises SystemError.
-_FAULTS = OSError, UnicodeEncodeError, MemoryError, ImportError, SystemError
-_log = logging.getLogger(__name__)
-RunDir = Annotated[Path, Argument(help="Folder of a run.")]
-Overrides = Annotated[
-    list[str] | None,
-    Argument(help="Options KEY=VALUE, e.g. task=multi30k federation.rounds=5"),
-]
-Trust = Annotated[list[str] | None, Option(help="Package with plug-ins that the folder may use.")]
-Unit = Annotated[int | None, Option(help="Unit of the model, if models were not averaged.")]
-TorchDevice = Annotated[
-    str | None, Option(help="auto, cpu, cuda, cuda:NUMBER or mps; default: server.torch_device.")
-]
-Json = Annotated[bool, Option("--json", help="Print JSON.")]
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -49,19 +33,6 @@ app = typer.Typer(
 app.add_typer(credentials.app, name="credentials")
 app.add_typer(device.app, name="device")
 app.add_typer(deploy.app, name="deploy")
-
-
-def _picture(file: Path | None) -> Path | None:
-    """Check the file of ``--plot`` before anything is computed."""
-    if file is None:
-        return None
-    if file.suffix.lower() not in (".svg", ".png"):
-        raise ConfigError(f"--plot {file}: must end in .svg or .png")
-    if not file.parent.is_dir():
-        raise ConfigError(f"--plot {file}: there is no folder {file.parent}; make it first")
-    if file.is_dir():
-        raise ConfigError(f"--plot {file}: is a folder; name a file")
-    return file
 
 
 def child_command(*arguments: str) -> Sequence[str]:
@@ -78,71 +49,17 @@ def main() -> None:
     open_streams()
     os.environ["MPLBACKEND"] = "agg"  # a backend of a notebook or desktop may not be installed
     with sure_interrupts():
-        status = _status()
-    if status == _INTERRUPTED:  # some versions of typer convert KeyboardInterrupt themselves
+        status = status_of(_run)
+    if status == INTERRUPTED:  # some versions of typer convert KeyboardInterrupt themselves
         complain("interrupted")
     status = write_rest(status)
     _leave_stuck_threads(status)
     raise SystemExit(status)
 
 
-def _status() -> int:
-    try:
-        find_own_packages_first()
-        return app(with_home(sys.argv[1:]), standalone_mode=False) or 0
-    except typer.Exit as error:
-        return error.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except CollaPipeError as error:
-        complain(f"error: {printable(str(error))}")
-        return error.exit_status
-    except (KeyboardInterrupt, click.Abort):
-        return _INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has closed it
-        return CollaPipeError.exit_status
-    except _FAULTS as error:
-        _log.debug("raised here", exc_info=error)
-        complain(f"error: {_cause(error)}")
-        return CollaPipeError.exit_status
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # click has ended the command
-            return CollaPipeError.exit_status
-        complain(f"error: code of your own ended the command with sys.exit({error.code!r})")
-        return CollaPipeError.exit_status
-    except Exception as error:
-        if (plugin_error := error_of_plugin(error)) is None:
-            raise
-        _log.debug("raised here", exc_info=error)
-        complain(f"error: {plugin_error}; collapipe --verbose … shows more")
-        return CollaPipeError.exit_status
-
-
-def _cause(error: Exception) -> str:
-    try:
-        Path.cwd()
-    except OSError:
-        return "the current folder is gone; change to another one"
-    if isinstance(error, ModuleNotFoundError):
-        return missing(error.name or str(error))
-    cause = "no memory is left" if isinstance(error, MemoryError) else one_line(error)
-    if isinstance(error, SystemError):
-        cause = f"Python failed, perhaps without memory ({cause})"
-    return f"{cause}; collapipe --verbose … shows where"
-
-
-def with_home(arguments: Sequence[str]) -> list[str]:
-    """Expand ``~`` in ``--option=~/x``, which shells do not do.
-
-    Arguments after ``--`` belong to another command and do not change.
-    """
-    words = [*arguments]
-    end = words.index("--") if "--" in words else len(words)
-    for number, (option, equals, value) in enumerate(each.partition("=") for each in words[:end]):
-        if option.startswith("--") and value.startswith("~/"):
-            words[number] = f"{option}{equals}{in_home(value)}"
-    return words
+def _run() -> int:
+    find_own_packages_first()
+    return app(with_home(sys.argv[1:]), standalone_mode=False) or 0
 
 
 def _leave_stuck_threads(status: int) -> None:
@@ -211,109 +128,8 @@ def resume(
     resume_run(run_dir, overrides or [], checkpoint, trust or [])
 
 
-@app.command()
-def predict(
-    run_dir: RunDir,
-    texts: Annotated[
-        list[str] | None, Argument(help="Inputs; default: lines of standard input.")
-    ] = None,
-    chat: Annotated[
-        bool, Option("--chat", help="Inputs are messages in one conversation; print answers.")
-    ] = False,
-    max_new_tokens: Annotated[
-        int | None,
-        Option(min=1, help="Most tokens of a continuation; default: 1, with --chat 256 or fewer."),
-    ] = None,
-    temperature: Annotated[
-        float | None, Option(min=0, help="Draw tokens with it; default: 0, the likeliest one.")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        Option(min=0, max=1, help="Draw only from the likeliest tokens of this probability."),
-    ] = None,
-    seed: Annotated[int | None, Option(min=0, max=2**63 - 1, help="Of draws; default: 0.")] = None,
-    scores: Annotated[bool, Option("--scores", help="Print probabilities after a tab.")] = False,
-    as_json: Json = False,
-    trust: Trust = None,
-    unit: Unit = None,
-    torch_device: TorchDevice = None,
-) -> None:
-    """Use a run's trained model."""
-    from collapipe.cli.predict import as_texts, lines_of, predict_texts, typed_lines
-
-    if sys.stdin is None and not texts:
-        raise ConfigError("standard input is closed; give TEXTS, or lines through a pipe")
-    lines = typed_lines if chat and not texts and sys.stdin.isatty() else lines_of
-    predict_texts(
-        run_dir,
-        [as_texts(texts)] if texts else lines(sys.stdin.buffer),
-        trust or [],
-        unit,
-        chat=chat,
-        scores=scores,
-        as_json=as_json,
-        device=torch_device,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-    )
-
-
-@app.command()
-def evaluate(
-    run_dir: RunDir,
-    file: Annotated[Path, Option(help="Rows with the run's columns: CSV, TSV, JSON or text.")],
-    as_json: Json = False,
-    trust: Trust = None,
-    unit: Unit = None,
-    torch_device: TorchDevice = None,
-) -> None:
-    """Compute the metric of a run's trained model on other rows."""
-    from collapipe.cli.predict import evaluate_file
-
-    evaluate_file(run_dir, file, trust or [], unit, as_json, torch_device)
-
-
-@app.command()
-def audit(
-    run_dir: RunDir,
-    public: Annotated[Path, Option(help="Texts of yours to fit attacks on: lines, CSV, JSON.")],
-    rows: Annotated[
-        int,
-        Option(
-            min=1,
-            max=10_000,
-            help="Validation rows to attack. Fewer take hardly less time: fits on public rows do.",
-        ),
-    ] = 100,
-    trust: Trust = None,
-    unit: Unit = None,
-) -> None:
-    """Attack a run's validation rows with what its server had: how much can it read?
-
-    Writes audit.json and audit.png into the run's folder; collapipe report shows them.
-    docs/explanation/privacy.md explains the attacks and the figures.
-    """
-    from collapipe.cli.audit import audit_run
-
-    audit_run(run_dir, public, rows, trust or [], unit)
-
-
-@app.command()
-def export(
-    run_dir: RunDir,
-    folder: Annotated[Path, Argument(help="A new folder for the model.")],
-    adapter: Annotated[
-        bool, Option("--adapter", help="Only the adapters, as a folder that peft loads.")
-    ] = False,
-    trust: Trust = None,
-    unit: Unit = None,
-) -> None:
-    """Write the model of a run with model=huggingface as a folder that transformers loads."""
-    from collapipe.cli.export import export_run
-
-    export_run(run_dir, folder, trust or [], unit, adapter)
+for command in (trained.predict, trained.evaluate, trained.audit, trained.export):
+    app.command()(command)
 
 
 @app.command()
@@ -328,7 +144,7 @@ def plan(
         ),
     ] = "exact",
     plot: Annotated[
-        Path | None, Option(help="Gantt chart to write, .svg or .png.", callback=_picture)
+        Path | None, Option(help="Gantt chart to write, .svg or .png.", callback=picture)
     ] = None,
 ) -> None:
     """Split a model over the devices of an inventory, and compute a batch's time.
@@ -394,7 +210,7 @@ def trace(
         Path | None, Option(help="File; default: trace-ROUND.json in the run's folder.")
     ] = None,
     plot: Annotated[
-        Path | None, Option(help="Picture of a step instead, .svg or .png.", callback=_picture)
+        Path | None, Option(help="Picture of a step instead, .svg or .png.", callback=picture)
     ] = None,
 ) -> None:
     """Write a timeline of the real devices in a round, for https://ui.perfetto.dev."""

@@ -6,6 +6,7 @@ import re
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +28,19 @@ def in_home(path: str) -> str:
         raise ConfigError(
             f"{path}: this user has no home folder; write the whole path, or set HOME"
         ) from error
+
+
+def with_home(arguments: Sequence[str]) -> list[str]:
+    """Expand ``~`` in ``--option=~/x``, which shells do not do.
+
+    Arguments after ``--`` belong to another command and do not change.
+    """
+    words = [*arguments]
+    end = words.index("--") if "--" in words else len(words)
+    for number, (option, equals, value) in enumerate(each.partition("=") for each in words[:end]):
+        if option.startswith("--") and value.startswith("~/"):
+            words[number] = f"{option}{equals}{in_home(value)}"
+    return words
 
 
 class TemporaryFolder:

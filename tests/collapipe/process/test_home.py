@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from collapipe.cli import app, up
+from collapipe.cli import up
 from collapipe.config.composing import compose, composed, run_dir, sweep_dir
 from collapipe.errors import ConfigError
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
 from collapipe.owner_file import read_owner
-from collapipe.process.folders import in_home
+from collapipe.process.folders import in_home, with_home
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 
 _OPTIONS = [
@@ -87,7 +87,7 @@ def test_options_of_the_command_line_expand_the_home_folder(
     home: Path, given: list[str], kept: list[str]
 ) -> None:
     """The shell does not expand ``~`` in ``--option=~/x``."""
-    assert app.with_home(given) == [each.format(home=home) for each in kept]
+    assert with_home(given) == [each.format(home=home) for each in kept]
 
 
 @pytest.mark.usefixtures("homeless")
