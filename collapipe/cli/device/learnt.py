@@ -7,7 +7,8 @@ from pathlib import Path
 from client_app.cluster_state import block_cost, described
 from client_app.measured_law import known_profile
 from collapipe import config
-from collapipe.cli.device.measure import Measured, laws_of, show
+from collapipe.cli.device.law_table import Measured, show
+from collapipe.cli.device.trial_run import laws_of
 from collapipe.errors import ConfigError
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.inventory.measured_step import options_of, write_steps

@@ -3,9 +3,8 @@
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
 from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -13,9 +12,8 @@ from pathlib import Path
 from shlex import quote
 from statistics import quantiles
 
-from rich.console import Console
-
 from collapipe import config
+from collapipe.cli.device.law_table import Measured, show
 from collapipe.cli.device.survey import (
     ANSWER_S,
     Hop,
@@ -25,12 +23,10 @@ from collapipe.cli.device.survey import (
     time_hops,
 )
 from collapipe.cli.device.trial_round import Trial, chunk_seconds, fit_hop
-from collapipe.cli.run import run_job
-from collapipe.config.overrides import merged, setting
+from collapipe.cli.device.trial_run import least_step_s, measured_steps, steps_of
 from collapipe.devices.fitting import Fit, fit
-from collapipe.devices.kept_law import unpack_law
 from collapipe.errors import CollaPipeError, LinkError, StageError, printable
-from collapipe.formatting import amount, counted, print_lines, print_table, seconds
+from collapipe.formatting import amount, counted
 from collapipe.inventory.measured_step import step_file, write_steps
 from collapipe.inventory.model import TOKENS, read_spec
 from collapipe.inventory.rewriting import Key, write_laws
@@ -39,13 +35,8 @@ from collapipe.inventory.yaml_file import Document, load
 from collapipe.models.cost import measure_cost
 from collapipe.models.split import ModelSpec
 from collapipe.process.cancellation import cancellable
-from collapipe.process.folders import TemporaryFolder
-from collapipe.runs.reading import read_run
-from collapipe.state import MOST, AffineLaw, BlockCost
-from collapipe.step_law import StepLaw
+from collapipe.state import MOST, AffineLaw
 from collapipe.wire.channels import Dialer
-from collapipe.wire.messages import STEP_LAW
-from server_app.checkpoints.folder import CheckpointFolder
 
 _BITS = 8  # per byte
 # Passes over a host's devices, because a machine's load changes within seconds: the fewest, the
@@ -54,28 +45,6 @@ _FEWEST, _MOST, _MOST_S = 3, 10, 10.0
 Times = defaultdict[tuple[int, int], list[float]]  # seconds by blocks and samples
 _NO_CHUNK = Fit(0.0, 0.0, 0.0)  # of a link
 _LEAST_BYTE_S = 2 * _BITS / MOST  # of a link, whose rate in the file is finite
-_COLUMNS = ("device", "u", "v", "off", "w", "l", "off")
-_TRIAL_ROUNDS, _FEWEST_STEPS, _MOST_STEPS = 4, 2, 8
-_TRIAL_S = 45.0  # of all steps, by the measured laws; a step's other parts take time, too
-_TRIAL_RUN = (  # short rounds, to measure the steps of later runs
-    *("cluster=devices", "runtime=local", "environment=static", "pipeline.profile=null"),
-    "pipeline.keep_shares=false",
-    *(f"federation.rounds={_TRIAL_ROUNDS}", f"federation.eval_every={_TRIAL_ROUNDS}"),
-    *("federation.on_infeasible=stop", "tracking.mlflow=null"),
-    f"federation.checkpoint_every={_TRIAL_ROUNDS}",  # which has the laws
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The law of a device or a link with the relative errors of both fits, or the ``fault`` that
-    prevented it. A link's law has no u and v."""
-
-    key: Key
-    law: AffineLaw | None = None
-    compute_error: float = 0.0
-    hop_error: float = 0.0
-    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,65 +226,6 @@ def _model(
         settings = config.load_overrides(config.own_overrides(overrides))
         return settings.model, settings.task.max_length, settings.batch_size
     return read_spec(document, section), section.model.tokens or TOKENS, section.batch_size
-
-
-def least_step_s(rows: float, laws: Sequence[AffineLaw]) -> float:
-    """Return the seconds in which devices with these laws compute so many rows times blocks."""
-    return rows / sum(1 / law.u for law in laws)
-
-
-def steps_of(step_s: float) -> int:
-    """Return the local steps of a trial round, fewer if a step takes long."""
-    steps = round(_TRIAL_S / _TRIAL_ROUNDS / step_s)
-    return min(max(steps, _FEWEST_STEPS), _MOST_STEPS)
-
-
-def measured_steps(
-    file: Path, num_clusters: int, overrides: Sequence[str], local_steps: int
-) -> tuple[Mapping[str, object], list[StepLaw | None]]:
-    """Train a few rounds with the options ``overrides``. Return the options of that run, and the
-    measured law of each cluster's step. Raises ``CollaPipeError`` if the run fails."""
-    units = [f"federation.num_units={num_clusters}"]
-    with TemporaryFolder("measure") as folder, redirect_stdout(sys.stderr):
-        own = (
-            setting("cluster.file", file.resolve()),
-            setting("hydra.run.dir", folder / "run"),
-            f"federation.local_steps={local_steps}",
-        )
-        run_dir = run_job(merged(merged(units, overrides), [*_TRIAL_RUN, *own]))
-        return read_run(run_dir).tree, laws_of(run_dir, num_clusters)
-
-
-def laws_of(run_dir: Path, num_units: int) -> list[StepLaw | None]:
-    """Return the law of each unit's step in the run's last checkpoint, None if it has none."""
-    kept = CheckpointFolder(run_dir).kept
-    return [unpack_law(kept.get(unit, {}).get(STEP_LAW, {})) for unit in range(num_units)]
-
-
-def show(found: Sequence[Measured], cost: BlockCost, tokens: int, taken: str) -> None:
-    """Print a table of the laws; the text ``taken`` says of what they are."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    print_table(console, _COLUMNS, [(" - ".join(each.key[1:]), *_law(each)) for each in found])
-    lines = [
-        ("u, v", f"a block's seconds of a sample and of a micro-batch{taken}"),
-        ("w, l", "a hop's, there and back; the last device's leads to the control unit"),
-        ("off", "how far the law is from what was measured: root mean square"),
-        ("sample", f"{tokens} tokens, {amount(cost.activation_bits / 8, 'B')}"),
-        ("block", f"{amount(cost.flops, 'FLOP')} per sample; laws hold for this model only"),
-        ("as it is", "control_unit, uplinks, channels and limits, which are not measured"),
-    ]
-    print_lines(console, lines)
-
-
-def _law(each: Measured) -> tuple[str, ...]:
-    law = each.law
-    if law is None:
-        return ("fails", *"-----")
-    chunk = seconds(law.u), seconds(law.v), f"{each.compute_error:.1%}"
-    return (
-        *(chunk if law.u else "---"),
-        *(seconds(law.w), seconds(law.ell), f"{each.hop_error:.1%}"),
-    )
 
 
 def _report(progress: str) -> None:

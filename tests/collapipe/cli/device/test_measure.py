@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from collapipe.cli.device import measure
-from collapipe.cli.device.measure import Measured, Measuring
+from collapipe.cli.device import measure, trial_run
+from collapipe.cli.device.law_table import Measured
+from collapipe.cli.device.measure import Measuring
 from collapipe.cli.device.survey import Hop, SurveyedDevice
 from collapipe.cli.device.trial_round import Trial, Trip
 from collapipe.errors import LinkError
@@ -222,6 +223,6 @@ def test_steps_need_options_and_write_and_start_without_old_measurements(
 def test_rounds_of_a_trial_run_are_shorter_if_a_step_takes_long() -> None:
     """All steps together take at most 45 s, but a round has at least two steps."""
     law = AffineLaw(0.5, 0.0, 0.0, 0.0)
-    assert measure.least_step_s(48, [law]) == 24.0
-    assert measure.least_step_s(48, [law, law]) == 12.0
-    assert [measure.steps_of(each) for each in (0.001, 1.5, 3.75, 12.0, 24.0)] == [8, 8, 3, 2, 2]
+    assert trial_run.least_step_s(48, [law]) == 24.0
+    assert trial_run.least_step_s(48, [law, law]) == 12.0
+    assert [trial_run.steps_of(each) for each in (0.001, 1.5, 3.75, 12.0, 24.0)] == [8, 8, 3, 2, 2]
