@@ -26,6 +26,11 @@ from collapipe.validation import nearest
 
 _CONFIG, _GENERATION, _EOS = "config.json", "generation_config.json", "eos_token_id"
 _PATIENCE_S = 2.5  # for an answer, name resolution included; HF_HUB_ETAG_TIMEOUT overrides it
+_OFF = {
+    # torch's own generator would decide which layers to drop and how experts are chosen
+    **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop", "router_jitter_noise"), 0.0),
+    "output_router_logits": False,  # the loss that balances experts needs all layers
+}
 SUPPORTED = (
     f"supported families: {', '.join(name for name in FAMILIES if name not in DECODERS)}, and "
     f"{len(DECODERS)} decoder-only ones such as llama, qwen3, gemma2 and mistral"
@@ -84,6 +89,16 @@ def portable_fields(kind: str) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name not in about and name[0] != "_"}
 
 
+def check_portable(kind: str, fields: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for fields or values that ``portable_fields`` cannot have."""
+    known = portable_fields(kind)
+    for name, value in fields.items():
+        if name not in known or not isinstance(value, str | int | float | list | dict | None):
+            raise ConfigError(
+                f"model.config.{name[:40]}: a {kind} has no such field or value; remove it"
+            )
+
+
 def _why_not(kind: str) -> str:
     if kind not in CONFIG_MAPPING:
         return f"transformers {transformers.__version__} does not know it"
@@ -114,6 +129,46 @@ def change(config: Any, fields: Mapping[str, Any]) -> Any:
         rest = {name: value for name, value in changed.to_dict().items() if name != "layer_types"}
         changed = type(changed).from_dict(rest)  # with kinds for the new layers
     return changed
+
+
+def keep_to_blocks(config: Any, num_blocks: int | None, called: str) -> None:
+    """Switch off what a split model cannot do, and leave an encoder's first ``num_blocks`` layers.
+
+    Raises ``ConfigError``, which names the model as ``called``, if positions cannot be split.
+    """
+    for name, off in _OFF.items():
+        if hasattr(config, name):
+            setattr(config, name, off)
+    if "dynamic" in json.dumps(getattr(config, "rope_parameters", None) or {}):
+        raise ConfigError(
+            f"{called}: positions of type dynamic depend on earlier samples; set another rope_type "
+            "in model.config or config.json"
+        )
+    family = FAMILIES[config.model_type]
+    if "causal" not in family.heads:  # a causal head has the layers after the blocks
+        setattr(config, family.sizes[0], num_blocks)
+    if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1 has untied weights,
+        config.tie_word_embeddings = False  # but transformers would tie them
+
+
+def set_labels(config: Any, vocabulary: Vocabulary, head: str) -> None:
+    """Set the number of labels. Raises ``ConfigError`` if there are fewer than two."""
+    if vocabulary.num_labels < 2:
+        raise ConfigError(
+            f"model.head={head}: predicts one of two labels or more, the training rows have "
+            f"{vocabulary.num_labels}; correct the column of labels, or take other rows"
+        )
+    config.num_labels = vocabulary.num_labels
+
+
+def check_knows(config: Any, vocabulary: Vocabulary, called: str) -> None:
+    """Raise ``ConfigError`` if pretrained weights lack tokens of the vocabulary."""
+    if vocabulary.size > config.vocab_size:
+        raise ConfigError(
+            f"{called}: knows {config.vocab_size} tokens, the run's tokeniser has "
+            f"{vocabulary.size}; use the model's own, as it was published, or set "
+            "model.pretrained=false"
+        )
 
 
 def fit(config: Any, vocabulary: Vocabulary) -> None:

@@ -21,7 +21,7 @@ CLASSES = {  # kind of head → transformers' class of the whole model, and peft
     "decoder": ("AutoModelForSeq2SeqLM", "SEQ_2_SEQ_LM"),
 }
 _ORIGINAL = ".original."
-_OF_LABELS = {"tokens": heads.TaskHead, "pooled": heads.PooledHead}
+OF_LABELS = {"tokens": heads.TaskHead, "pooled": heads.PooledHead}  # may begin fresh
 Sizes = tuple[str, str]
 Heads = Mapping[str, type[heads.WrappedHead]]
 
@@ -89,7 +89,7 @@ def _encoder(
 ) -> Family:
     embedding = (f"{base}.embeddings.", f"{base}.embeddings_project.")
     return Family(
-        f"{base}.{path}", embedding, sizes, _OF_LABELS, layers.EncoderEmbedding, layers.LayerBlock
+        f"{base}.{path}", embedding, sizes, OF_LABELS, layers.EncoderEmbedding, layers.LayerBlock
     )
 
 
@@ -160,7 +160,7 @@ FAMILIES: Mapping[str, Family] = {
         dict.fromkeys(("lm_head.weight", "shared.weight"), "decoder.embed_tokens.weight"),
         ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
     ),
-    "eurobert": replace(_DECODER, heads=_OF_LABELS, twins=None),
+    "eurobert": replace(_DECODER, heads=OF_LABELS, twins=None),
     "modernbert": replace(_encoder("model", "layers"), block=layers.DecoderBlock),
     **dict.fromkeys(DECODERS, _DECODER),
     "gpt_neox": replace(

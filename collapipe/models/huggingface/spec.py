@@ -2,13 +2,12 @@
 
 import copy
 import functools
-import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from collapipe.errors import ConfigError, few_of, one_line
 from collapipe.models.copying import copied
 from collapipe.models.huggingface import configuration, weights
-from collapipe.models.huggingface.families import CLASSES, FAMILIES, Family, Names
+from collapipe.models.huggingface.families import CLASSES, FAMILIES, OF_LABELS, Family, Names
 from collapipe.models.huggingface.heads import TiedOutput
 from collapipe.models.huggingface.layers import DecoderBlock, T5Block
 from collapipe.models.huggingface.skeleton import fill, skeleton, strip
@@ -25,18 +24,7 @@ from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
 from collapipe.tensors import Tensors, aligned, not_finite
 from collapipe.text.vocabulary import Vocabulary
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
-# Hide transformers' coloured table of missing weights: ``_check_complete`` reports what matters.
-logging.getLogger("transformers.modeling_utils").addFilter(
-    lambda record: "LOAD REPORT" not in str(record.msg)
-)
-_OF_LABELS = "tokens", "pooled"  # kinds of heads that may begin fresh
-_OFF = {
-    # torch's own generator would decide which layers to drop and how experts are chosen
-    **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop", "router_jitter_noise"), 0.0),
-    "output_router_logits": False,  # the loss that balances experts needs all layers
-}
 _PACKED = {"full_attention", "sliding_attention"}  # kinds of layers
 _WITHOUT_POSITIONS = "afmoe", "gpt_oss"  # families whose masks ignore where sequences begin
 
@@ -184,12 +172,7 @@ class HuggingFaceSpec:
         family, config = str(values["family"]), values["config"]
         if family not in FAMILIES or values.keys() != {"family", "num_blocks", "head", "config"}:
             raise ConfigError(f"model.family={family[:40]}: unknown; {configuration.SUPPORTED}")
-        known = configuration.portable_fields(family)
-        for name, value in config.items():
-            if name not in known or not isinstance(value, str | int | float | list | dict | None):
-                raise ConfigError(
-                    f"model.config.{name[:40]}: a {family} has no such field or value; remove it"
-                )
+        configuration.check_portable(family, config)
         return cls(None, family, int(values["num_blocks"]), str(values["head"]), dict(config))
 
     @functools.cached_property
@@ -206,37 +189,15 @@ class HuggingFaceSpec:
 
         Raises ``ConfigError`` if the model cannot predict the vocabulary's tokens or labels.
         """
-        config, family = copy.deepcopy(self.own_config), self._family
-        for name, off in _OFF.items():
-            if hasattr(config, name):
-                setattr(config, name, off)
-        if "dynamic" in json.dumps(getattr(config, "rope_parameters", None) or {}):
-            raise ConfigError(
-                f"{self._called}: positions of type dynamic depend on earlier samples; set "
-                "another rope_type in model.config or config.json"
-            )
-        if "causal" not in family.heads:  # a causal head has the layers after the blocks
-            setattr(config, family.sizes[0], self.num_blocks)
-        if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1 has untied weights,
-            config.tie_word_embeddings = False  # but transformers would tie them
-        if vocabulary is None:
-            return config
-        if self.head in _OF_LABELS:
-            if vocabulary.num_labels < 2:
-                raise ConfigError(
-                    f"model.head={self.head}: predicts one of two labels or more, the training "
-                    f"rows have {vocabulary.num_labels}; correct the column of labels, or take "
-                    "other rows"
-                )
-            config.num_labels = vocabulary.num_labels
-        if not self.pretrained:
-            configuration.fit(config, vocabulary)
-        elif vocabulary.size > config.vocab_size:
-            raise ConfigError(
-                f"model.name={self.name}: knows {config.vocab_size} tokens, the run's tokeniser "
-                f"has {vocabulary.size}; use the model's own, as it was published, or set "
-                "model.pretrained=false"
-            )
+        config = copy.deepcopy(self.own_config)
+        configuration.keep_to_blocks(config, self.num_blocks, self._called)
+        if vocabulary is not None:
+            if self.head in OF_LABELS:
+                configuration.set_labels(config, vocabulary, self.head)
+            if self.pretrained:
+                configuration.check_knows(config, vocabulary, self._called)
+            else:
+                configuration.fit(config, vocabulary)
         return config
 
     def forget(self) -> None:
@@ -248,13 +209,13 @@ class HuggingFaceSpec:
         """Return the files of the pretrained model's weights, or of another folder or hub id
         ``source``; None if they are not on this machine. The hub is not asked."""
         name = source or (self.name if self.pretrained else None)
-        return _tried(name, lambda: weights.stored(name, local=True)) if name else None
+        return weights.tried(name, lambda: weights.stored(name, local=True)) if name else None
 
     def published(self, like: Mapping[str, Tensor], there: weights.Stored) -> Tensors | None:
         """Return weights of one part with the names, shapes and dtypes of ``like``; None unless
         the files have all of them."""
         wanted = {self.names.to_original(ours): each for ours, each in like.items()}
-        found = _tried(there.files[0].parent, lambda: _read(self, there, wanted))
+        found = weights.tried(there.files[0].parent, lambda: _read(self, there, wanted))
         return found and dict(zip(like, found.values(), strict=True))
 
     def copies(self, vocabulary: Vocabulary | None) -> dict[str, str]:
@@ -280,7 +241,7 @@ class HuggingFaceSpec:
         """Give a part of the skeleton ``model`` its weights, except on torch's device meta."""
         empty = torch.get_default_device().type == "meta"
         loads = self.pretrained and not empty
-        whole = loads and self.head not in _OF_LABELS  # nothing is drawn, so all may be mapped
+        whole = loads and self.head not in OF_LABELS  # nothing is drawn, so all may be mapped
         fill(part, model, draw=not (empty or whole))
         if not loads:
             return part
@@ -291,7 +252,7 @@ class HuggingFaceSpec:
             with weights.reading(str(self.name)):
                 found = _read(self, there, {original[key]: each for key, each in own.items()})
         if found is None:
-            labelled = name == HEAD and self.head in _OF_LABELS
+            labelled = name == HEAD and self.head in OF_LABELS
             all_weights = _converted(self, vocabulary if labelled else None)
             found = {theirs: all_weights[theirs].clone() for theirs in original.values()}
         values = {ours: aligned(found[theirs]) for ours, theirs in original.items()}
@@ -324,17 +285,6 @@ def _stored(spec: HuggingFaceSpec) -> weights.Stored:
     return weights.checked(str(spec.name), spec.own_config)
 
 
-def _tried(name: object, read: Callable[[], T]) -> T | None:
-    """Return what ``read`` does; None if files are missing or, with a warning, invalid."""
-    try:
-        return read()
-    except OSError:
-        return None
-    except weights.UNREADABLE as error:
-        _log.warning("%s: its weights are not used (%s)", name, one_line(error))
-        return None
-
-
 def _read(
     spec: HuggingFaceSpec, there: weights.Stored, like: Mapping[str, Tensor]
 ) -> Tensors | None:
@@ -353,9 +303,8 @@ def _places(spec: HuggingFaceSpec, there: weights.Stored) -> weights.Places:
     its files under one name."""
     found = dict(weights.places(there.files))
     shared = [(source, copy) for copy, source in spec.copies(None).items()]
-    if spec.untied():
-        twins = spec._family.twins
-        assert twins is not None
+    twins = spec._family.twins
+    if twins is not None and spec.untied():
         shared += [twins, twins[::-1]]
     for name, other in shared:
         if other in found:
@@ -387,7 +336,7 @@ def _converted(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Tensors:
 
 def _check_complete(spec: HuggingFaceSpec, missing: set[str], misfits: set[str]) -> None:
     """Raise ``ConfigError`` for missing or unfit weights; a head of labels may start fresh."""
-    exempt = HEAD if spec.head in _OF_LABELS else None
+    exempt = HEAD if spec.head in OF_LABELS else None
     if lacking := sorted(n for n in missing | misfits if spec.names.part(n) != exempt):
         raise ConfigError(
             f"model.name={spec.name}: {len(lacking)} tensors of the model are not in its weights, "

@@ -7,9 +7,10 @@ converts them as transformers does. ``converted`` reads the whole model through 
 import copy
 import functools
 import json
+import logging
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +31,11 @@ from collapipe.tensors import Tensors, aligned
 from collapipe.wire.frozen_store import state_of
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+# Hide transformers' coloured table of missing weights: whoever calls ``converted`` reports them.
+logging.getLogger("transformers.modeling_utils").addFilter(
+    lambda record: "LOAD REPORT" not in str(record.msg)
+)
 
 
 class Stored(NamedTuple):
@@ -210,6 +216,17 @@ def _unwrapped(found: dict[str, T]) -> dict[str, T]:
         if all(name.startswith(prefix) for name in found):
             found = {name.removeprefix(prefix): each for name, each in found.items()}
     return found
+
+
+def tried(name: object, read: Callable[[], T]) -> T | None:
+    """Return what ``read`` does; None if files are missing or, with a warning, invalid."""
+    try:
+        return read()
+    except OSError:
+        return None
+    except UNREADABLE as error:
+        _log.warning("%s: its weights are not used (%s)", name, one_line(error))
+        return None
 
 
 @contextmanager
