@@ -6,11 +6,11 @@ from pathlib import Path
 
 from cryptography import x509
 
-from collapipe.credentials.authority import Authority, make_authority, revoked_now
 from collapipe.credentials.bundle import REVOKED, Bundle
 from collapipe.credentials.credentials import Credentials, opened
 from collapipe.credentials.keys import PEM, make_key
 from collapipe.credentials.member import Member, Role
+from collapipe.credentials.signing import Authority, make_authority, revoked_now
 from collapipe.process import files
 
 HOUR = timedelta(hours=1)

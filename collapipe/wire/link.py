@@ -10,7 +10,7 @@ from datetime import timedelta
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from collapipe.credentials import authority
+from collapipe.credentials import signing
 from collapipe.credentials.keys import PEM, key_pem, make_key
 
 METHOD = "/collapipe.DecoderLink/Train"
@@ -34,5 +34,5 @@ def self_signed(subject: str = SERVER_NAME) -> tuple[bytes, bytes]:
     """Return a new private key and self-signed certificate for ``subject``, both PEM."""
     key = make_key()
     names = x509.SubjectAlternativeName([x509.DNSName(subject)])
-    builder = authority.self_signed(key, subject, VALID).add_extension(names, critical=False)
+    builder = signing.self_signed(key, subject, VALID).add_extension(names, critical=False)
     return key_pem(key), builder.sign(key, hashes.SHA256()).public_bytes(PEM)
