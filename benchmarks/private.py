@@ -26,7 +26,7 @@ import dp_accounting
 
 from benchmarks.machine import machine
 from benchmarks.polarity import options
-from collapipe.audit.attack import membership_of
+from collapipe.audit.membership import membership_of
 from collapipe.runs.model import load_model
 
 UNITS, DELTA = 30, 1e-3

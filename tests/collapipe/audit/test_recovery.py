@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from collapipe.audit.attack import advantage, auc, membership
+from collapipe.audit.membership import advantage, auc, membership
 from collapipe.audit.recovery import frequent, share_of
 
 
