@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from collapipe.config import Settings
-from collapipe.inventory.schema import Place, Section, Text, Whole
+from collapipe.inventory.values import Place, Section, Text, Whole
 from collapipe.inventory.yaml_file import PlacedError, load
 
 Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{4}( [0-9a-f]{4}){7}$")]  # of a key

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from collapipe.inventory.schema import InventorySection, Section
+from collapipe.inventory.schema import InventorySection
+from collapipe.inventory.values import Section
 from optim.solvers import CLUSTER_SOLVERS
 
 PAGE = Path(__file__).parents[1] / "docs/reference/inventory.md"

@@ -18,7 +18,7 @@ from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.member import check_name
 from collapipe.deployment import LINK_PORT, PORT
 from collapipe.errors import ConfigError, is_printable
-from collapipe.inventory.schema import Section, Text
+from collapipe.inventory.values import Section, Text
 from collapipe.inventory.yaml_file import load
 from collapipe.process import files
 from collapipe.process.folders import in_home

@@ -10,6 +10,7 @@ from collapipe.errors import ConfigError
 from collapipe.formatting import amount
 from collapipe.inventory import schema
 from collapipe.inventory.model import Model, read_model
+from collapipe.inventory.values import MOST_BLOCKS
 from collapipe.inventory.yaml_file import Document, Loc, load
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, Payload, Uplink
 
@@ -64,9 +65,7 @@ def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
     """
     document = load(file)
     section = document.parse(schema.InventorySection)
-    model = (
-        read_model(document, section) if cost is None else Model(schema.MOST_BLOCKS, asdict(cost))
-    )
+    model = read_model(document, section) if cost is None else Model(MOST_BLOCKS, asdict(cost))
     channels = (
         Channel(each.bandwidth_hz, each.interference_w, from_db(each.noise_dbm_per_hz) / 1e3)
         for each in section.channels
