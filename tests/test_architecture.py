@@ -30,6 +30,7 @@ OWN = {
         "collapipe.errors",
         "collapipe.process.files",
     ),
+    "collapipe/inventory/planned.py": ("collapipe", "optim"),  # the planner's solutions
     "collapipe/inventory/planning.py": ("collapipe", "optim"),  # asks the planner
     "collapipe/run_report/": (  # draws plans by the planner's timeline, runs by their schedules
         "collapipe",

@@ -1,31 +1,27 @@
 """Plan an inventory's clusters and verify the plans; errors use the file's keys."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.formatting import amount
 from collapipe.inventory.file import DescribedCluster, Inventory
+from collapipe.inventory.planned import InventoryPlan, JointRound, PlannedCluster, SolvedCluster
 from collapipe.state import HeadPlace
 from optim.channel import links, power_limits
 from optim.cluster_plan import activation_times, head_places
 from optim.convergence import next_queues, round_gammas
 from optim.latency import model_too_large, round_up
 from optim.problem import (
-    Allocation,
     ClusterProblem,
     ClusterSolution,
-    Partition,
     RoundOptions,
     RoundProblem,
-    RoundSolution,
 )
-from optim.sharing.law import in_order, stages_of
 from optim.sharing.modes import held_in_order
 from optim.solvers import cluster_solver, round_solver
 from optim.step import DEFAULT, in_flight
-from optim.timeline import SegmentTimes, StageTimes, stages_after_encoder, timeline
 from optim.verified import solve_verified, witnessed
 from optim.verify import verify_round
 
@@ -34,111 +30,6 @@ _NO_HEAD_CHOICE = "paper", "vanilla_fl"  # solvers that do not choose the head's
 _SHARE = "; a plan with stages that devices share is possible: --solver shared"
 _SMALLER = "; an adapter, fewer tokens or a smaller batch make blocks smaller"
 _SEED = 0  # for the only baseline that draws its devices
-
-
-@dataclass(frozen=True, slots=True)
-class SolvedCluster:
-    """A cluster's problem for one place of the head, and its solution, which names the place."""
-
-    problem: ClusterProblem
-    solution: ClusterSolution
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedCluster:
-    """A cluster, solved for each place that its head may have.
-
-    A cluster outside a joint round has no ``allocation``.
-    """
-
-    cluster: DescribedCluster
-    solved: tuple[SolvedCluster, ...]
-    allocation: Allocation | None = None
-    uplink: str = "streamed"  # see ``RoundOptions``
-
-    @property
-    def problem(self) -> ClusterProblem:
-        """The problem for the head's place in the round, else for the fastest place, with each
-        device as it computes and sends in the plan."""
-        problem, partition = self.chosen.problem, self.partition
-        ordered = in_order(problem, stages_of(problem, partition))
-        return ordered.in_modes(partition.recomputing)
-
-    @property
-    def fastest(self) -> SolvedCluster:
-        """The place of the head with the fastest pipeline, independent of any round."""
-        return min(self.solved, key=lambda each: each.solution.best.latency_s)
-
-    @property
-    def chosen(self) -> SolvedCluster:
-        """The head's place in the round, else the fastest, before any device recomputes."""
-        if self.allocation is None:
-            return self.fastest
-        head = self.allocation.partition.head
-        return next(each for each in self.solved if each.solution.best.head == head)
-
-    @property
-    def partition(self) -> Partition:
-        """The round's partition, or without a round the cluster's fastest."""
-        return self.allocation.partition if self.allocation else self.chosen.solution.best
-
-    @property
-    def segments(self) -> tuple[SegmentTimes, ...]:
-        """The times at which the chosen partition's devices compute and send."""
-        return timeline(self.problem, self.partition)
-
-    @property
-    def order(self) -> list[int]:
-        """All devices, those that compute first and in pipeline order."""
-        used = [each.device for each in self.segments]
-        return [*used, *(k for k in range(len(self.problem.devices)) if k not in used)]
-
-    @property
-    def later_stages(self) -> tuple[StageTimes, ...]:
-        """The busy times of the stages after the encoder, for a cluster in a round."""
-        sent_s, partition = self.activation_s, self.partition
-        if self.uplink != "after" or not sent_s:
-            return stages_after_encoder(self.problem, partition, sent_s)
-        waits = StageTimes("uplink", sent_s, (partition.latency_s,))
-        return waits, *stages_after_encoder(self.problem, partition, 0.0)
-
-    @property
-    def total_s(self) -> float:
-        """Seconds until the batch and its upload, if any, are done."""
-        return self.allocation.finish_s if self.allocation else self.partition.latency_s
-
-    @property
-    def activation_s(self) -> float:
-        """Seconds of the upload for the batch's activations; the rest is for the model."""
-        uplink, allocation = self.cluster.uplink, self.allocation
-        if uplink is None or allocation is None:
-            return 0.0
-        return uplink.sending(allocation.payload).activation_share * allocation.upload_s
-
-
-@dataclass(frozen=True, slots=True)
-class JointRound:
-    """The round's problem over all clusters, its solution, and the resulting Γ_n and queues."""
-
-    problem: RoundProblem
-    solution: RoundSolution
-    gammas: tuple[float, ...]
-    queues: tuple[float, ...]
-
-    @property
-    def makespan_s(self) -> float:
-        """Seconds until the slowest scheduled cluster has uploaded."""
-        return max(each.finish_s for each in self.solution.allocations)
-
-
-@dataclass(frozen=True, slots=True)
-class InventoryPlan:
-    """The verified plan of an inventory; ``clusters`` in the file's order."""
-
-    inventory: Inventory
-    solver: str
-    clusters: tuple[PlannedCluster, ...]
-    round: JointRound | None
 
 
 def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:

@@ -11,7 +11,8 @@ from collapipe import __version__
 from collapipe.errors import ConfigError
 from collapipe.formatting import counted
 from collapipe.inventory.file import read_inventory
-from collapipe.inventory.planning import InventoryPlan, PlannedCluster, plan_inventory
+from collapipe.inventory.planned import InventoryPlan, PlannedCluster
+from collapipe.inventory.planning import plan_inventory
 from collapipe.plan import Certificate
 from collapipe.validation import nearest
 from optim.problem import Partition

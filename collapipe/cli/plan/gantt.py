@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from collapipe.formatting import block_range, counted, seconds
-from collapipe.inventory.planning import InventoryPlan, PlannedCluster
+from collapipe.inventory.planned import InventoryPlan, PlannedCluster
 from collapipe.process.drawing import own_look, save_plot
 from optim.timeline import SegmentTimes, StageTimes
 

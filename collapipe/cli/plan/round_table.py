@@ -4,7 +4,8 @@ import numpy as np
 from rich.console import Console
 
 from collapipe.formatting import certainty, counted, print_lines, print_table, seconds, watts
-from collapipe.inventory.planning import EXACT, SHARED, InventoryPlan, JointRound, PlannedCluster
+from collapipe.inventory.planned import InventoryPlan, JointRound, PlannedCluster
+from collapipe.inventory.planning import EXACT, SHARED
 from optim.channel import links, power_limits
 from optim.latency import round_up
 

@@ -7,7 +7,8 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.formatting import amount, certainty, counted, seconds, three_digits
 from collapipe.inventory.model import Model
-from collapipe.inventory.planning import EXACT, SHARED, PlannedCluster
+from collapipe.inventory.planned import PlannedCluster
+from collapipe.inventory.planning import EXACT, SHARED
 from optim.latency import round_up
 from optim.problem import ClusterProblem, Partition
 from optim.sharing.law import energy_j, stages_of

@@ -19,7 +19,7 @@ from collapipe.formatting import (
     three_digits,
 )
 from collapipe.inventory.model import Model
-from collapipe.inventory.planning import InventoryPlan, PlannedCluster
+from collapipe.inventory.planned import InventoryPlan, PlannedCluster
 from collapipe.state import received_gradients
 from optim.timeline import SegmentTimes
 
