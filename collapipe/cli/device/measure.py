@@ -13,6 +13,7 @@ from shlex import quote
 from statistics import quantiles
 
 from collapipe import config
+from collapipe.cli.device.hop_times import fit_hop
 from collapipe.cli.device.law_table import Measured, show
 from collapipe.cli.device.survey import (
     ANSWER_S,
@@ -22,7 +23,7 @@ from collapipe.cli.device.survey import (
     own_credentials,
     time_hops,
 )
-from collapipe.cli.device.trial_round import Trial, chunk_seconds, fit_hop
+from collapipe.cli.device.trial_round import Trial, chunk_seconds
 from collapipe.cli.device.trial_run import least_step_s, measured_steps, steps_of
 from collapipe.devices.fitting import Fit, fit
 from collapipe.errors import CollaPipeError, LinkError, StageError, printable

@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from collapipe import __version__
-from collapipe.cli.device.trial_round import LostDeviceError, Trip, fit_hop, hop_trips
+from collapipe.cli.device.hop_times import Trip, fit_hop, hop_trips
+from collapipe.cli.device.trial_round import LostDeviceError
 from collapipe.credentials.credentials import Credentials, load
 from collapipe.credentials.member import expires_soon
 from collapipe.errors import (

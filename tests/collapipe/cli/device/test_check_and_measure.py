@@ -18,9 +18,10 @@ from pydantic import TypeAdapter
 
 from collapipe import __version__
 from collapipe.cli.device import measure, survey, trial_round
+from collapipe.cli.device.hop_times import Trip
 from collapipe.cli.device.measure import Measuring
 from collapipe.cli.device.survey import SurveyedDevice, ask_all
-from collapipe.cli.device.trial_round import Trial, Trip
+from collapipe.cli.device.trial_round import Trial
 from collapipe.devices.fitting import Fit
 from collapipe.errors import ConfigError, LinkError, NonFiniteLossError
 from collapipe.inventory.file import read_inventory

@@ -11,10 +11,11 @@ from typing import Any, cast
 import pytest
 
 from collapipe.cli.device import measure, trial_run
+from collapipe.cli.device.hop_times import Trip
 from collapipe.cli.device.law_table import Measured
 from collapipe.cli.device.measure import Measuring
 from collapipe.cli.device.survey import Hop, SurveyedDevice
-from collapipe.cli.device.trial_round import Trial, Trip
+from collapipe.cli.device.trial_round import Trial
 from collapipe.errors import LinkError
 from collapipe.inventory.file import read_inventory
 from collapipe.inventory.measured_step import step_file

@@ -8,8 +8,9 @@ import pytest
 from device_cluster import INSECURE, SMALL, daemons, neighbours
 from huggingface import spec_of
 
-from collapipe.cli.device import trial_round
-from collapipe.cli.device.trial_round import Trial, Trip, chunk_seconds, expected_s, hop_trips
+from collapipe.cli.device import hop_times
+from collapipe.cli.device.hop_times import Trip, expected_s, hop_trips
+from collapipe.cli.device.trial_round import Trial, chunk_seconds
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError
 from collapipe.models.lora import LoraSpec
@@ -86,7 +87,7 @@ def test_larger_messages_are_expected_to_take_longer() -> None:
 def test_a_slow_hop_is_timed_with_small_messages_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest size would take much longer than the time limit."""
     _slow_gradients(monkeypatch, byte_s=1e-5)
-    monkeypatch.setattr(trial_round, "_HOP_S", 2.5)
+    monkeypatch.setattr(hop_times, "_HOP_S", 2.5)
     with daemons(1) as running:
         began = time.monotonic()
         found = hop_trips(neighbours(running), INSECURE, (1, 2**14, 2**22), 1)
@@ -100,7 +101,7 @@ def test_timing_ends_at_the_time_limit_if_messages_are_not_returned(
 ) -> None:
     """Sizes that were timed before are returned; an empty result is an error."""
     _slow_gradients(monkeypatch, byte_s=1e-4, fixed_s=fixed_s)
-    monkeypatch.setattr(trial_round, "_HOP_S", 1.0)
+    monkeypatch.setattr(hop_times, "_HOP_S", 1.0)
     with daemons(1) as running:
         if fixed_s:
             with pytest.raises(LinkError, match="2 s"):
