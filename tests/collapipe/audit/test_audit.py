@@ -11,7 +11,7 @@ import pytest
 from report_page import Page
 from torch import Tensor
 
-from collapipe.audit import attack, inverters, update_attacks
+from collapipe.audit import attack, inverters, updates
 from collapipe.audit.attack import _targets, audit
 from collapipe.audit.inverters import Public
 from collapipe.audit.material import Material
@@ -159,7 +159,7 @@ def test_a_fault_in_the_attacked_weights_ends_an_audit_before_its_slow_attacks(
     def failing(model: object) -> None:
         raise RuntimeError("no table")
 
-    monkeypatch.setattr(update_attacks, "_token_table", failing)
+    monkeypatch.setattr(updates, "_token_table", failing)
     monkeypatch.setattr(attack, "_by_cut", lambda *_: pytest.fail("began the slow attacks"))
     with pytest.raises(RuntimeError, match="no table"):
         audit(Material.of(run, (), None, runs / "public.txt", 3), trained_rounds=1)

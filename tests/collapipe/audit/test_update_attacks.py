@@ -17,13 +17,8 @@ from collapipe.audit import update_attacks
 from collapipe.audit.attack import _hidden
 from collapipe.audit.material import Material
 from collapipe.audit.result import UpdateRecovery
-from collapipe.audit.update_attacks import (
-    Attacked,
-    _token_table,
-    arrived,
-    update_of,
-    update_recoveries,
-)
+from collapipe.audit.update_attacks import update_recoveries
+from collapipe.audit.updates import Attacked, _token_table, arrived, update_of
 from collapipe.config import load_overrides
 from collapipe.models.lora import LoraSpec
 from collapipe.models.split import ModelSpec, SplitModel
