@@ -1,21 +1,21 @@
 """Read a run's folder, also during the run or after a failure."""
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter
 
 from collapipe.config.resolved import value_at
 from collapipe.config.trust import read_tree
-from collapipe.errors import ConfigError, cause_of, one_line, printable, unit_called
+from collapipe.errors import ConfigError, printable, unit_called
 from collapipe.formatting import seconds
 from collapipe.report import RoundReport, Score
+from collapipe.runs.checked_json import checked, text_of, valid
+from collapipe.runs.folder import check_there
 
 T = TypeVar("T")
 NO_UPLOADS = "uploads not counted"
@@ -121,8 +121,7 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read a run's folder. Raises ``ConfigError`` with the file, the line and the problem."""
     config = folder / "config.yaml"
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder (seen from {Path.cwd()}); correct RUN_DIR")
+    check_there(folder)
     if not config.is_file():
         jobs = sorted(each.parent for each in folder.glob("[0-9]*/config.yaml"))
         way_out = f"name the runs of this sweep, such as {jobs[0]}" if jobs else "name another one"
@@ -131,27 +130,25 @@ def read_run(folder: Path) -> Run:
             f"starts, so {way_out}"
         )
     text, tree = read_tree(config)
-    num_units = _valid(_TREE, str(config), tree).federation.num_units
+    num_units = valid(_TREE, str(config), tree).federation.num_units
     first = text.partition("\n")[0]
     version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
     summary = _read(_SUMMARY, folder / "summary.json")
-    shards = _read(_SHARDS, folder / "shards.json")
-    rows = {shard.unit: shard.rows for shard in shards.shards} if shards else {}
-    names = {shard.unit: shard.name for shard in shards.shards if shard.name} if shards else {}
+    shards = _shards(folder)
+    rows = {shard.unit: shard.rows for shard in shards.shards}
+    names = {shard.unit: shard.name for shard in shards.shards if shard.name}
     choices = _read(_CHOICES, folder / "choices.json")
     if choices is None:
         raise ConfigError(f"{folder / 'choices.json'}: is missing; restore it")
-    labelled = bool(shards and shards.labels)
+    labelled = bool(shards.labels)
     return Run(folder, version, text, tree, rounds, summary, rows, choices, names, labelled)
 
 
 def reported_labels(run_dir: Path) -> Counter[str]:
     """Return how many training rows of each label all units reported; empty if the run ended
     before that. Raises ``ConfigError`` for an invalid file."""
-    found = _read(_SHARDS, run_dir / "shards.json")
-    counts = [Counter(shard.labels) for shard in found.shards] if found else []
-    return sum(counts, Counter[str]())
+    return sum((Counter(shard.labels) for shard in _shards(run_dir).shards), Counter[str]())
 
 
 def latest_run(outputs: Path = Path("outputs")) -> Path:
@@ -193,8 +190,6 @@ def modified_s(file: Path) -> float:
         return 0.0
 
 
-_MOST_REAL, _MOST_WHOLE = 1e150, 1e30  # of figures that are summed, squared and drawn
-_MOST_TEXT = 500  # characters of a name or a cause
 _MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for each
 _Whole = Annotated[int, Field(strict=True, ge=0)]
 
@@ -228,14 +223,12 @@ _CHOICES, _TREE = TypeAdapter(dict[str, str]), TypeAdapter(_Tree)
 
 def _read(kind: TypeAdapter[T], file: Path) -> T | None:
     """Return a small file's validated content; None if the file is missing."""
-    return _checked(kind, file, 0, _text(file)) if file.is_file() else None
+    return checked(kind, file, 0, text_of(file)) if file.is_file() else None
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read ({cause_of(error)})") from error
+def _shards(run_dir: Path) -> _Shards:
+    """Return the units' reports about their rows; none before the run has them."""
+    return _read(_SHARDS, run_dir / "shards.json") or _Shards(shards=[])
 
 
 def _rounds(file: Path, num_units: int) -> Iterator[RoundReport]:
@@ -243,8 +236,8 @@ def _rounds(file: Path, num_units: int) -> Iterator[RoundReport]:
     if not file.is_file():
         return
     last = 0
-    for number, text in enumerate(_text(file).split("\n")[:-1], 1):
-        line = _checked(_LINE, file, number, text)
+    for number, text in enumerate(text_of(file).split("\n")[:-1], 1):
+        line = checked(_LINE, file, number, text)
         for why in _contradictions(line, last, num_units):
             raise ConfigError(f"{file}:{number}: {why}")
         last = line.round
@@ -265,41 +258,3 @@ def _contradictions(line: RoundReport, last: int, num_units: int) -> Iterator[st
     for name, values in (("queues", line.queues), ("plan.gammas", line.plan.gammas)):
         if len(values) not in (0, num_units):
             yield f"{name}: {len(values)}; federation.num_units={num_units}"
-
-
-def _checked(kind: TypeAdapter[T], file: Path, number: int, text: str) -> T:
-    where = f"{file}:{number}" if number else str(file)
-    whole, real = partial(_figure, int, _MOST_WHOLE), partial(_figure, float, _MOST_REAL)
-    try:
-        tree = json.loads(text, parse_int=whole, parse_float=real, parse_constant=real)
-        return _valid(kind, where, _shortened(tree))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON as a run writes it ({one_line(error)})") from error
-
-
-def _valid(kind: TypeAdapter[T], where: str, tree: object) -> T:
-    try:
-        return kind.validate_python(tree)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = one_line(".".join(map(str, first["loc"])) or "the whole")
-        found = one_line(repr(first["input"])[:100])
-        raise ConfigError(f"{where}: {place}: {one_line(first['msg'])}, not {found}") from error
-    except ConfigError as error:  # a plan that contradicts itself
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def _shortened(node: Any) -> Any:
-    """Shorten all texts to ``_MOST_TEXT`` characters; some are shown a dozen times."""
-    if isinstance(node, str):
-        return node if len(node) <= _MOST_TEXT else f"{node[:_MOST_TEXT]} …"
-    if isinstance(node, dict):
-        return {_shortened(key): _shortened(value) for key, value in node.items()}
-    return [_shortened(each) for each in node] if isinstance(node, list) else node
-
-
-def _figure(kind: type[float], most: float, text: str) -> float:
-    value = kind(text)
-    if not abs(value) < most:  # also refuses NaN
-        raise ValueError(f"{text[:20]} is no figure of a run")
-    return value
