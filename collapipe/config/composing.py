@@ -1,7 +1,6 @@
 """Compose ``conf/`` and overrides into one tree, with Hydra."""
 
 import functools
-import math
 import pickle
 import re
 import shlex
@@ -224,13 +223,10 @@ def check_choices(override: Override) -> None:
 
 def _check_option(override: Override, known: AbstractSet[str]) -> AbstractSet[str]:
     """Check an override's name, and return ``known`` with the names that the override adds."""
-    name, value = override.key_or_group, override.value()
+    name = override.key_or_group
     if override.is_add() or override.is_force_add():
-        known = known | {name, *(f"{name}.{each}" for each in names_in(value))}
-    else:
-        check_name(name, known)
-    if isinstance(value, float) and math.isnan(value):
-        raise ConfigError(f"{name}=nan: must be a number")
+        return known | {name, *(f"{name}.{each}" for each in names_in(override.value()))}
+    check_name(name, known)
     return known
 
 
