@@ -86,7 +86,7 @@ def check_unit(file: Path) -> Iterator[Finding]:
     Raises ``ConfigError`` if the file or the credentials cannot be read.
     """
     owner, own = read_unit(file)
-    yield _expiry("certificate", own.expires)
+    yield _expiry(own.expires)
     yield _rows(file, owner)
     yield from _server(str(owner.server), own)
 
@@ -98,7 +98,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     """
     settings = folder.settings()
     issued = x509.load_pem_x509_certificate(folder.certificate.read_bytes())
-    yield _expiry("certificate", issued.not_valid_after_utc)
+    yield _expiry(issued.not_valid_after_utc)
     yield _link_port(settings.link_port)
     yield _resolved(settings.host)
     yield _superlink(folder)
@@ -116,12 +116,12 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
             yield Finding(f"unit {unit}", error="is not admitted yet", way_out=serve)
 
 
-def _expiry(what: str, expires: datetime) -> Finding:
+def _expiry(expires: datetime) -> Finding:
     if expires_soon(expires):
         renew = "renew it: docs/how-to/credentials.md"
         ended = expires < datetime.now(UTC)
-        return Finding(what, error=f"ends on {expires:%F}", way_out=renew, bars=ended)
-    return Finding(what, f"valid until {expires:%F}")
+        return Finding("certificate", error=f"ends on {expires:%F}", way_out=renew, bars=ended)
+    return Finding("certificate", f"valid until {expires:%F}")
 
 
 def _rows(file: Path, owner: OwnerSection) -> Finding:

@@ -1,13 +1,14 @@
 """Draw pictures in one style, independent of a user's Matplotlib configuration, and save them."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from matplotlib import style
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from collapipe.errors import printable
@@ -19,6 +20,15 @@ def own_look(settings: Mapping[str, Any] = {}) -> Iterator[None]:
     """Draw with Matplotlib's defaults and these ``settings`` while the context is open."""
     with style.context(["default", dict(settings)]):
         yield
+
+
+def name_rows(axes: Axes, names: Sequence[str], title: str) -> None:
+    """Name rows, of which the first is at the top, and leave out the frame around the chart."""
+    axes.set_yticks(range(len(names)), [name.replace("$", r"\$") for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_title(title, loc="left", fontsize=10, parse_math=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
 
 
 def save_plot(figure: Figure, file: Path) -> None:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from collapipe.errors import ConfigError
 from collapipe.formatting import seconds
 from collapipe.plan import ClusterPlan
-from collapipe.process.drawing import own_look, save_plot
+from collapipe.process.drawing import name_rows, own_look, save_plot
 from collapipe.process.files import PUBLIC, write_new
 from collapipe.report import DeviceTrace, RoundReport, RoundTraces
 from collapipe.run_report.packed import read_packed, read_requests
@@ -231,14 +231,9 @@ def draw(trace: Trace, file: Path) -> None:
     labels = [
         f"{name}\n{seconds(busy_s[pid, COMPUTE])}, {planned[pid]}" for pid, name in names.items()
     ]
-    axes.set_yticks(range(len(names)), [label.replace("$", r"\$") for label in labels])
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    name_rows(axes, labels, f"a step of round {trace.round}, of median length")
     axes.set_xlim(left=0)
     axes.set_xlabel("time from the beginning of the step [s]")
-    title = f"a step of round {trace.round}, of median length"
-    axes.set_title(title, loc="left", fontsize=10, parse_math=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
     patches = [Patch(facecolor=color, label=label) for label, *_, color in _LANES.values()]
     figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False)
     save_plot(figure, file)

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from collapipe.formatting import block_range, counted, seconds
 from collapipe.inventory.planned import InventoryPlan, PlannedCluster
-from collapipe.process.drawing import own_look, save_plot
+from collapipe.process.drawing import name_rows, own_look, save_plot
 from optim.timeline import SegmentTimes, StageTimes
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN, _LEGEND_IN = 9.0, 0.42, 0.8, 0.6
@@ -59,21 +59,15 @@ def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bo
     held = {each.device: each for each in planned.segments}
     for row, each in enumerate(planned.segments):
         _draw_segment(axes, each, row, until_s)
-    names = [
-        planned.problem.devices[k].name.replace("$", r"\$") + f"\n{_blocks(held.get(k))}"
-        for k in planned.order
-    ]
+    devices = planned.problem.devices
+    names = [f"{devices[k].name}\n{_blocks(held.get(k))}" for k in planned.order]
     for name, color, bars in _later_rows(planned):
         top = len(names) - (_BAR + _HOP_BAR) / 2
         axes.broken_barh(bars, (top, _BAR), facecolors=color, edgecolors="white", linewidth=0.4)
         names.append(name)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    name_rows(axes, names, _title(planned, joint))
     axes.set_xlim(0, until_s)
     axes.set_xlabel("time from the beginning of a batch [s]")
-    axes.set_title(_title(planned, joint), loc="left", fontsize=10, parse_math=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
 
 
 def _later_rows(planned: PlannedCluster) -> list[_Row]:
