@@ -3,7 +3,7 @@ perplexity and token accuracy."""
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
@@ -148,10 +148,8 @@ class CausalLM(ContinuedText, FolderTask):
         A piece's last target is the next piece's first token, so every token of the texts is a
         target exactly once.
         """
-        stream, size = _stream(rows, tokenizer), self.max_length
-        starts = range(0, len(stream) - 1, size)
-        lengths = [min(size, len(stream) - 1 - start) for start in starts]
-        return Sequences(stream, stream, starts, lengths, alone(len(lengths)), tokenizer)
+        stream = _stream(rows, tokenizer)
+        return self._pieces(stream, [len(stream)], tokenizer)
 
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Sequences:
         """Return EOS, as before every text in training, and the last tokens of each text."""
@@ -160,16 +158,20 @@ class CausalLM(ContinuedText, FolderTask):
 
     def encode_apart(self, rows: Dataset, tokenizer: Tokenizer) -> Sequences:
         """Encode each text as a separate stream, with EOS before and after it."""
-        eos, size = tokenizer.vocabulary.eos, self.max_length
+        eos = tokenizer.vocabulary.eos
         streams = [[eos, *ids, eos] for ids in tokenizer.encode(rows["text"][:])]
-        begins = accumulate(map(len, streams), initial=0)
-        starts, lengths = list[int](), list[int]()
-        for begin, stream in zip(begins, streams, strict=False):
-            places = range(0, len(stream) - 1, size)
-            starts += [begin + place for place in places]
-            lengths += [min(size, len(stream) - 1 - place) for place in places]
         whole = np.fromiter(chain.from_iterable(streams), np.int32)
-        return Sequences(whole, whole, starts, lengths, alone(len(lengths)), tokenizer)
+        return self._pieces(whole, map(len, streams), tokenizer)
+
+    def _pieces(self, whole: Ids, lengths: Iterable[int], tokenizer: Tokenizer) -> Sequences:
+        """Split each of the streams that make up the ``whole`` to pieces of the maximum length."""
+        starts, sizes, begin = list[int](), list[int](), 0
+        for length in lengths:
+            places = range(0, length - 1, self.max_length)
+            starts += [begin + place for place in places]
+            sizes += [min(self.max_length, length - 1 - place) for place in places]
+            begin += length
+        return Sequences(whole, whole, starts, sizes, alone(len(sizes)), tokenizer)
 
 
 def _stream(rows: Dataset, tokenizer: Tokenizer) -> Ids:
