@@ -22,8 +22,8 @@ _STAND_IN, _FEW = ("no text", "of any row"), 8  # texts; rows of a step
 
 
 def check_owner(file: Path, owner: OwnerSection) -> Iterator[Finding]:
-    """The rows and devices of the owner's ``file``, and if nothing is wrong with these, a step of
-    training on them."""
+    """Check the rows and devices of the owner's ``file``; if no check found a problem, train for a
+    step on them."""
     texts: Sequence[str] = () if owner.data.train_file else _STAND_IN
     wrong = False
     for found, rows in _rows(file, owner):
@@ -39,8 +39,7 @@ def check_owner(file: Path, owner: OwnerSection) -> Iterator[Finding]:
 
 
 def _rows(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, Dataset | None]]:
-    """Every file of rows that the owner's ``file`` names: how many rows it has and of which
-    columns, with the rows, or why a run could not read it."""
+    """Yield a finding about each file of rows, and its rows if a run can read them."""
     chosen = owner.data.model_dump(exclude_none=True)
     wanted = {value: key for key, value in chosen.items() if key.endswith(_COLUMN)}
     for option in _FILES:
@@ -61,14 +60,14 @@ def _rows(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, Dataset | 
 
 
 def _texts(rows: Dataset) -> list[str]:
-    """What is text in the first rows; the rows of a step of training."""
+    """Return the texts of the first rows, for a step of training."""
     first = rows.select(range(min(_FEW, len(rows))))
     texts = [" ".join(each for each in row.values() if isinstance(each, str)) for row in first]
     return [text or _STAND_IN[0] for text in texts] * (2 if len(texts) == 1 else 1)
 
 
 def _step(file: Path, owner: OwnerSection, texts: Sequence[str]) -> Finding:
-    """A step of training of a small model, without the server."""
+    """Train a small model for a step, without the server."""
     from client_app.dry_run import train_one_step  # imports torch
 
     try:
@@ -83,8 +82,8 @@ def _step(file: Path, owner: OwnerSection, texts: Sequence[str]) -> Finding:
 
 
 def _devices(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, bool]]:
-    """Devices of the first cluster of the owner's inventory, which is the unit's: what each gives,
-    or why it cannot be used, and whether it is busy; none if the owner has no inventory."""
+    """Yield a finding about each device of the inventory's first cluster, which is the unit's, and
+    whether the device is busy. Yield nothing without an inventory."""
     if owner.cluster is None:
         return
     inventory = file.parent / owner.cluster.file

@@ -117,9 +117,11 @@ def run_or_wait(
     started: str,
     processes: "Mapping[Path, subprocess.Popen[bytes]]",
 ) -> int:
-    """Run a command on what was ``started``; return its exit status. Without ``arguments`` print
-    ``where`` it is, the options ``on_them`` that use it and which of its ``processes`` (by log
-    file) end, and return 0 after Ctrl-C."""
+    """Run a command on what was ``started``, and return its exit status.
+
+    Without ``arguments``, print ``where`` it is, the options ``on_them`` that use it, and each of
+    its ``processes`` (by log file) that ends; return 0 after Ctrl-C.
+    """
     if arguments:
         verbose = logging.getLogger("collapipe").isEnabledFor(logging.DEBUG)
         return run_command([*program, *["--verbose"] * verbose, *arguments])
@@ -137,8 +139,8 @@ def run_or_wait(
 
 
 def run_command(command: Sequence[str]) -> int:
-    """Run a command in a new process, pass interrupts on, and return its exit status, as a shell
-    does that of a process that a signal ends."""
+    """Run a command in a new process, pass interrupts on, and return its exit status. If a signal
+    ended the process, the status is 128 + the signal's number, as in a shell."""
     with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - our own
         while True:
             try:

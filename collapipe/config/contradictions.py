@@ -121,9 +121,7 @@ def _unprotected(settings: Settings) -> Iterator[str]:
             "unit's model; take another framework, or set privacy.clip_norm=null"
         )
     if settings.federation.weighting != "uniform":
-        yield (
-            f"{clipped}: bounds a unit where all weigh the same; set federation.weighting=uniform"
-        )
+        yield f"{clipped}: requires units of equal weight; set federation.weighting=uniform"
     noise, most = settings.privacy.noise_multiplier, settings.federation.max_update_norm
     if noise and most is not None:
         yield (
@@ -153,12 +151,13 @@ def _unsummed(settings: Settings) -> Iterator[str]:
     if federation.max_update_norm is not None:
         yield (
             f"{masked}federation.max_update_norm={federation.max_update_norm:g} compares the norms "
-            "of single updates, which nobody sees; set it to null: privacy.clip_norm bounds them"
+            "of single updates, which the server cannot see; set it to null: privacy.clip_norm "
+            "bounds them"
         )
     if federation.channel_noise:
         yield (
             f"{masked}federation.channel_noise={federation.channel_noise:g} is noise in single "
-            "updates, which nobody sees; set it to 0"
+            "updates, which the server cannot see; set it to 0"
         )
     if settings.compression.upload == "auto":
         yield (

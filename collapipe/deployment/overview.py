@@ -58,7 +58,7 @@ def overview(folder: ServerFolder) -> tuple[list[UnitThere], list[RunThere]]:
 
 
 def run_states(folder: ServerFolder, number: str | None = None) -> dict[str, str]:
-    """States such as ``finished:completed`` of all runs by Flower's numbers, or of one alone.
+    """Return the states of all runs by Flower's numbers, such as ``finished:completed``, or of one.
 
     Raises as ``overview``.
     """

@@ -49,7 +49,7 @@ def with_laws(file: Path, text: str, laws: Laws, cost: BlockCost) -> str:
     edited = text
     for start, stop, new in sorted(edits, reverse=True):
         edited = edited[:start] + new + edited[stop:]
-    if not _is_so(file, edited, _values(section, figures)) or _comments(edited) != _comments(text):
+    if not _holds(file, edited, _values(section, figures)) or _comments(edited) != _comments(text):
         raise ConfigError(f"{file}: has a form in which laws cannot be put; {_BY_HAND}")
     return edited
 
@@ -123,7 +123,7 @@ def _line(text: str, start: int, stop: int) -> Edit:
     return text.rfind("\n", 0, start) + 1, stop + len(spaces + rest), ""
 
 
-def _is_so(file: Path, text: str, values: object) -> bool:
+def _holds(file: Path, text: str, values: object) -> bool:
     """Whether a text is an inventory with these values."""
     try:
         return _values(from_text(file, text).parse(InventorySection), {}) == values

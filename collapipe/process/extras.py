@@ -1,4 +1,4 @@
-"""Which extra of the package brings a library that is not installed."""
+"""Find the package's extra that installs a missing library."""
 
 import re
 from importlib.metadata import PackageNotFoundError, requires
@@ -15,7 +15,7 @@ _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:.*; extra == ['\"](?P<extra>\w+)
 
 
 def missing(module: str) -> str:
-    """Say that a library is not installed, and how to install it."""
+    """Return that a library is not installed, and how to install it."""
     library = module.partition(".")[0]
     extra = _extra(library)
     if extra is None:  # a user's plug-in may need it

@@ -1,4 +1,4 @@
-"""How losses and metrics of a run were measured, as far as its folder tells.
+"""How losses and metrics of a run were measured, as far as its folder shows.
 
 Figures of two runs are compared if these functions return the same for both. Seeds, models and
 options of training may differ.

@@ -1,4 +1,4 @@
-"""Options of a run's folder that reach other machines: who resumes the run must repeat them."""
+"""Options of a run's folder that reach other machines: to resume it a user must repeat them."""
 
 import shlex
 from collections.abc import Collection

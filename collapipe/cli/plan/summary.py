@@ -58,7 +58,7 @@ def summary(
 def _hop(problem: ClusterProblem, segments: tuple[SegmentTimes, ...]) -> str:
     """Return the explanation of the column of hops."""
     if len(problem.devices) == 1 and not segments[0].hop_s:
-        return "to the control unit; not counted, since the file says of none"
+        return "to the control unit; not counted, since the file gives no time"
     return "to the next device; the last one's, back to the control unit"
 
 
