@@ -1,0 +1,35 @@
+"""The values that states accept: amounts that arithmetic can bear, and whole counts."""
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+
+from collapipe.errors import ConfigError
+
+MOST, MOST_LAW = 1e18, 1e6
+ROUNDING = 1e-12  # of a limit for exactly n blocks or rows, which must not lose one by rounding
+MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
+MOST_NAME = 64  # characters of a device's name, which is printed
+
+
+def check_count(what: str, count: int) -> None:
+    """Raise ``ConfigError`` for a fraction, or a negative or huge count."""
+    if not (isinstance(count, Integral) and 0 <= count <= MOST):
+        raise ConfigError(f"{what} must be a whole number within 0 … {MOST:g}")
+
+
+def admitted(value: float, most: float) -> float:
+    """Limit a scaled value to what states accept: a very small value becomes 0, one above ``most``
+    becomes ``most``. Extreme reports must not end the run."""
+    return 0.0 if value < 1 / MOST else min(value, most)
+
+
+def check_within(of: object, names: Sequence[str], most: float = MOST) -> None:
+    """Raise ``ConfigError`` for values too large or too small for arithmetic."""
+    for name in names:
+        value = getattr(of, name)
+        number = isinstance(value, float | Real)
+        if not (number and (value == 0 or 1 / MOST <= value <= most)):
+            within = f"{1 / MOST:g} … {most:g}"
+            raise ConfigError(
+                f"{type(of).__name__}: {name}={value!r} must be 0, or within {within}"
+            )
