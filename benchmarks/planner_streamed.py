@@ -20,7 +20,7 @@ import numpy as np
 
 from collapipe.state import Channel, Payload, Uplink
 from optim.allocation.exact import exact_allocation
-from optim.cluster_plan import activation_times
+from optim.cluster.problem import activation_times
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Latency, RoundOptions, RoundProblem
 from optim.verify import verify_cluster, verify_round

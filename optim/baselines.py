@@ -11,15 +11,10 @@ from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import ClusterState
 from optim.allocation.exact import exact_allocation
-from optim.cluster_plan import (
-    Front,
-    cluster_plan,
-    cluster_problem,
-    fastest,
-    fronts,
-    known_plans,
-    of_each,
-)
+from optim.cluster.cache import Front
+from optim.cluster.fronts import fastest, fronts, known_plans, of_each
+from optim.cluster.plan import cluster_plan
+from optim.cluster.problem import cluster_problem
 from optim.joint_round import solve_round
 from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks

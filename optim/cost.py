@@ -14,7 +14,7 @@ from collapipe.report import ClusterCost, RoundCost
 from collapipe.state import Channel, ClusterState
 from collapipe.step_law import StepLaw
 from optim.channel import links
-from optim.cluster_plan import as_planned, cluster_problem
+from optim.cluster.problem import as_planned, cluster_problem
 from optim.latency import streamed_s
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency

@@ -9,16 +9,10 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, UplinkPlan
-from optim.cluster_plan import (
-    Front,
-    bound_points,
-    cluster_plan,
-    fronts,
-    known_plans,
-    no_uplink,
-    shares,
-    uplinks_of,
-)
+from optim.cluster.cache import Front, shares
+from optim.cluster.fronts import bound_points, fronts, known_plans
+from optim.cluster.plan import cluster_plan
+from optim.cluster.problem import no_uplink, uplinks_of
 from optim.planner import RoundRequest
 from optim.problem import (
     Allocation,

@@ -62,7 +62,7 @@ def solve_verified(
         verify_cluster(solution, own)
         return solution
 
-    rule = getattr(solver, "func", solver)  # without its options
+    rule = rule_of(solver)
     exact, may = rule in _EXACT, any(device.recomputing for device in problem.devices)
     if not may and not problem.linked and not (exact and _by_place(problem)):
         return solve(problem)
@@ -74,6 +74,11 @@ def solve_verified(
         return found[0]
     plans = [plan for each in found for plan in _possible(each.front, problem)]
     return _answer(problem, plans, found[0].certificate)
+
+
+def rule_of(solver: ClusterSolver) -> object:
+    """Return the solver's function without its options."""
+    return getattr(solver, "func", solver)
 
 
 def witnessed(problem: ClusterProblem, solution: ClusterSolution) -> ClusterSolution:

@@ -10,7 +10,7 @@ from collapipe.inventory.file import DescribedCluster, Inventory
 from collapipe.inventory.planned import InventoryPlan, JointRound, PlannedCluster, SolvedCluster
 from collapipe.state import HeadPlace
 from optim.channel import links, power_limits
-from optim.cluster_plan import activation_times, head_places
+from optim.cluster.problem import activation_times, head_places
 from optim.convergence import next_queues, round_gammas
 from optim.latency import model_too_large, round_up
 from optim.problem import (

@@ -10,7 +10,7 @@ from collapipe.plan import ClusterPlan
 from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
 from collapipe.step_law import StepLaw
-from optim.cluster_plan import as_planned, cluster_problem
+from optim.cluster.problem import as_planned, cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
 from optim.sharing.law import partition_of_plan

@@ -6,13 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from collapipe.errors import ConfigError
-from collapipe.state.limits import (
-    MOST_LAW,
-    ROUNDING,
-    admitted,
-    check_count,
-    check_within,
-)
+from collapipe.state.limits import MOST_LAW, ROUNDING, admitted, check_count, check_within
 
 EnergyScope = Literal["batch", "micro_batch"]
 

@@ -23,14 +23,10 @@ from collapipe.state import (
 )
 from optim.allocation.exact import exact_allocation
 from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
-from optim.cluster_plan import (
-    Front,
-    _of_fewer_segments,
-    activation_times,
-    cluster_problem,
-    fronts,
-    known_plans,
-)
+from optim.cluster.cache import Front
+from optim.cluster.front import _of_fewer_segments
+from optim.cluster.fronts import fronts, known_plans
+from optim.cluster.problem import activation_times, cluster_problem
 from optim.dssra import Dssra
 from optim.joint_round import _with_bounds, solve_round
 from optim.latency import batch_s, partition_of

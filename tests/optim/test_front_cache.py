@@ -9,8 +9,8 @@ import pytest
 
 from collapipe.errors import PlanViolationError
 from collapipe.state import AffineLaw, DeviceProfile
-from optim import cluster_plan
-from optim.cluster_plan import solve_cached
+from optim.cluster import cache
+from optim.cluster.cache import solve_cached
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolution
 from optim.solvers import cluster_solver
@@ -20,7 +20,7 @@ SLOW, FAST = AffineLaw(0.09, 0.01, 0.0, 0.02), AffineLaw(0.02, 0.01, 0.0, 0.02)
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_plan, "_fronts", type(cluster_plan._fronts)())
+    monkeypatch.setattr(cache, "_fronts", type(cache._fronts)())
 
 
 class Counted:
@@ -92,7 +92,7 @@ def test_a_refuted_answer_is_not_cached() -> None:
 
 
 def test_the_most_recently_used_fronts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_plan, "_CAPACITY", 2)
+    monkeypatch.setattr(cache, "_CAPACITY", 2)
     solve, one, two, three = Counted("exact"), cluster(SLOW), cluster(FAST), cluster(FAST, FAST)
     for problem in (one, two, one, three):  # ``two`` is now the least recently used
         solve_cached(problem, solve, rng())

@@ -13,7 +13,8 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import RoundPlan
 from collapipe.state import AffineLaw, ClusterState, SharingLaw
 from optim import joint_round
-from optim.cluster_plan import Front, bound_points, fronts
+from optim.cluster.cache import Front
+from optim.cluster.fronts import bound_points, fronts
 from optim.dssra import Dssra
 from optim.latency import batch_s
 from optim.planner import RoundRequest

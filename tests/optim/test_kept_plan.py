@@ -14,7 +14,7 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Link, MemoryBudget, SharingLaw
 from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
 from optim.baselines import AllUnits
-from optim.cluster_plan import cluster_problem
+from optim.cluster.problem import cluster_problem
 from optim.cost import round_cost
 from optim.planner import RoundRequest
 from optim.problem import stages_of_plan

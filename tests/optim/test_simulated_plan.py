@@ -19,7 +19,7 @@ from collapipe.state import (
 )
 from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
 from optim.baselines import AllUnits, EvenSplit, RandomUnits
-from optim.cluster_plan import cluster_problem
+from optim.cluster.problem import cluster_problem
 from optim.cost import round_cost
 from optim.dssra import Dssra
 from optim.partition.exact import exact_partition

@@ -19,7 +19,7 @@ from optim.baselines import (
     ShortestDelay,
 )
 from optim.channel import links, power_limits
-from optim.cluster_plan import cluster_problem
+from optim.cluster.problem import cluster_problem
 from optim.partition.exact import exact_partition
 from optim.planner import Planner, RoundRequest
 from optim.verify import verify_plan

@@ -9,7 +9,7 @@ import pytest
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
 from collapipe.state import ClusterState, HeadPlace, Payload
 from optim.allocation.exact import exact_allocation
-from optim.cluster_plan import fronts
+from optim.cluster.fronts import fronts
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import Latency, Partition, RoundProblem

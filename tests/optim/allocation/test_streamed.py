@@ -16,7 +16,7 @@ from collapipe.state import AffineLaw, DeviceProfile
 from optim.allocation.curves import PowerCurves, power_curves, relaxed_curves
 from optim.allocation.exact import exact_allocation
 from optim.allocation.options import OptionTable, option_table
-from optim.cluster_plan import activation_times
+from optim.cluster.problem import activation_times
 from optim.partition.exact import exact_partition
 from optim.problem import Allocation, ClusterProblem, Latency, Partition, RoundProblem
 from optim.verify import verify_cluster, verify_round

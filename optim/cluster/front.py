@@ -1,0 +1,165 @@
+"""The front of a cluster with one schedule: searched, kept from an earlier round, or simulated."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.plan import ClusterPlan
+from collapipe.state import ClusterState
+from collapipe.step_law import StepLaw
+from optim.cluster.cache import Front, is_exact, shares, single, solve_cached
+from optim.cluster.kept import kept_point
+from optim.cluster.plan import cluster_plan
+from optim.planner import RoundRequest, present_devices
+from optim.problem import ClusterProblem, ClusterSolver, Partition, UplinkTimes
+from optim.simulated_plan import law_for, simulated, simulated_front, simulates
+
+
+def front_of(
+    request: RoundRequest,
+    cluster: ClusterState,
+    problem: ClusterProblem,
+    solve: ClusterSolver,
+    rng: np.random.Generator,
+) -> Front:
+    """Return the front of the request's schedule for this problem, with the times of a round.
+
+    Raises ``InfeasibleRoundError`` if the devices cannot hold the model.
+    """
+    before = rng.bit_generator.state
+    law, kept = law_for(cluster), request.kept_by(cluster.unit)
+    stays = _kept_front(kept, problem, request, cluster) if kept and kept.shares else ()
+    if stays:
+        return stays
+    if shares(solve) and not _may_share(cluster, problem, solve, kept, rng):
+        solve = single(solve)
+    try:
+        front = solve_cached(problem, solve, rng)
+    except InfeasibleRoundError:
+        if request.partition is None:
+            raise
+        # The framework's rule ignores limits. Draw the same numbers, so that limits do not change
+        # the choice.
+        rng.bit_generator.state = before
+        front = solve_cached(problem.unlimited(), solve, rng)
+        front = tuple(replace(point, over_limits=True) for point in front)
+    if shares(solve) and law is None:
+        more = _of_fewer_segments(front, problem, solve, rng)
+        front = tuple(sorted((*more, *front), key=lambda point: point.num_segments))
+    most = request.num_segments or request.num_blocks
+    few = [point for point in front if point.num_segments <= most]
+    if few and law is not None:
+        few = _by_law(few, problem, law, request, solve, rng)
+    if not few:
+        raise InfeasibleRoundError(
+            f"no plan was found with fewer than {front[0].num_segments} segments, "
+            f"pipeline.num_segments={most}; raise it"
+        )
+    planned = tuple(_of_round(point, request, cluster) for point in few)
+    if kept and not kept.shares and not keeps(kept, planned, request, cluster):
+        return _kept_front(kept, problem, request, cluster) or planned
+    return planned
+
+
+def _of_fewer_segments(
+    front: Front, problem: ClusterProblem, solve: ClusterSolver, rng: np.random.Generator
+) -> Iterator[Partition]:
+    """Yield the fastest pipelines with fewer segments than some of a front's plans: they may
+    suffice for a unit that is not the round's slowest."""
+    most = max(point.num_segments for point in front)
+    if most > 1:
+        with suppress(InfeasibleRoundError):
+            alone = solve_cached(problem, single(solve), rng)
+            few = (point for point in alone if point.num_segments < most)
+            yield from (replace(point, bound_s=front[0].bound_s) for point in few)
+
+
+def _kept_front(
+    kept: ClusterPlan, problem: ClusterProblem, request: RoundRequest, cluster: ClusterState
+) -> Front:
+    """Return the fastest plan with the shares of the ``kept`` one, if devices can hold them."""
+    over_limits = kept.over_limits and request.partition is not None
+    problem = problem.unlimited() if over_limits else problem
+    point = kept_point(kept, problem, law_for(cluster), request.schedule)
+    if point is None:
+        return ()
+    return (_of_round(replace(point, over_limits=over_limits), request, cluster),)
+
+
+def keeps(kept: ClusterPlan, front: Front, request: RoundRequest, cluster: ClusterState) -> bool:
+    """Whether the front's plans give the same bits as the ``kept`` one."""
+    plans = (cluster_plan(request, cluster, point) for point in front)
+    return all(plan.order_of_sums == kept.order_of_sums for plan in plans)
+
+
+def _may_share(
+    cluster: ClusterState,
+    problem: ClusterProblem,
+    solve: ClusterSolver,
+    kept: ClusterPlan | None,
+    rng: np.random.Generator,
+) -> bool:
+    """Whether its devices may share stages. Real ones without measured times, or after rounds
+    without shares, may only if no pipeline of single devices fits."""
+    if all(device.sharing is None for device in problem.devices):
+        return False
+    if not cluster.real_devices or (cluster.step is not None and kept is None):
+        return True
+    try:
+        solve_cached(problem, single(solve), rng)
+    except InfeasibleRoundError:
+        return True
+    return False
+
+
+def _by_law(
+    front: list[Partition],
+    problem: ClusterProblem,
+    law: StepLaw,
+    request: RoundRequest,
+    solve: ClusterSolver,
+    rng: np.random.Generator,
+) -> list[Partition]:
+    """Return the front by simulated times. Only the exact solvers' points are exchanged for better
+    ones; other rules keep theirs."""
+    if shares(solve) and all(map(simulates, front)):
+        # the first round chooses m, too
+        most = request.num_micro_batches
+        problem = replace(problem, min_micro_batches=1, max_micro_batches=most)
+        for m in _sizes(law, most):
+            of_m = replace(problem, min_micro_batches=m, max_micro_batches=m)
+            for each in (solve, single(solve)):
+                with suppress(InfeasibleRoundError):
+                    front += filter(simulates, solve_cached(of_m, each, rng))
+    if shares(solve) or is_exact(solve):
+        limits = request.num_segments, shares(solve)
+        return simulated_front(front, problem, law, request.schedule, *limits)
+    known = map(simulates, front)
+    return [
+        simulated(each, problem, law, request.schedule) if fits else each
+        for each, fits in zip(front, known, strict=True)
+    ]
+
+
+def _sizes(law: StepLaw, most: int) -> list[int]:
+    """Return the numbers of micro-batches that are compared: powers of 2, and the last one."""
+    powers = {2**power for power in range(most.bit_length())}
+    return sorted(m for m in powers | {law.num_micro_batches} if m <= most)
+
+
+def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) -> Partition:
+    """Extend the blocks to all K devices, with 0 for absent ones, and the times to all local
+    steps."""
+    present = {device.name for device in present_devices(cluster)}
+    used = [k for k, device in enumerate(cluster.devices) if device.name in present]
+    steps, (first, last) = request.local_steps, point.fastest_s
+    return replace(
+        point.among(used, len(cluster.devices)),
+        latency_s=steps * point.latency_s,
+        slowest_s=steps * point.slowest_s,
+        bound_s=steps * point.bound_s,
+        fastest_s=UplinkTimes(steps * first, steps * last),
+    )
