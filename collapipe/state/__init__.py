@@ -11,6 +11,7 @@ from collapipe.state.device_laws import EnergyBudget as EnergyBudget
 from collapipe.state.device_laws import EnergyScope as EnergyScope
 from collapipe.state.device_laws import Link as Link
 from collapipe.state.device_laws import MemoryBudget as MemoryBudget
+from collapipe.state.device_laws import Recomputing as Recomputing
 from collapipe.state.device_laws import SharingLaw as SharingLaw
 from collapipe.state.device_laws import received_gradients as received_gradients
 from collapipe.state.device_laws import ring_s as ring_s
