@@ -22,7 +22,7 @@ from collapipe.state import ROUNDING
 from optim.latency import batch_s
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver, Partition, Stage
-from optim.sharing.costs import Caps
+from optim.sharing.caps import Caps
 from optim.sharing.exact import placed_partition, shared_partition
 from optim.sharing.law import stages_of
 from optim.sharing.modes import (

@@ -40,15 +40,31 @@ def exact_partition(
 
     Raises ``InfeasibleRoundError`` if the caps cannot hold the model for any m.
     """
-    start, low = time.perf_counter(), problem.activation_s[0]
+    start = time.perf_counter()
     front, open_s, least_s = pipelines(problem, max_nodes)
+    return certified(problem, front, "exact", start, open_s, least_s)
+
+
+def certified(
+    problem: ClusterProblem,
+    front: tuple[Partition, ...],
+    solver: str,
+    start: float,
+    open_s: float,
+    least_s: float = math.inf,
+) -> ClusterSolution:
+    """Return the solution with the fastest point for the first uplink time as the best one.
+
+    ``open_s`` is a lower bound of what the search left open, infinite if nothing; ``least_s`` of
+    all points. ``start`` is ``perf_counter`` at the solver's start.
+    """
     # Of equally fast points the first one has the fewest segments.
-    times = [batch_s(point, low) for point in front]
+    times = [batch_s(point, problem.activation_s[0]) for point in front]
     fastest = min(range(len(front)), key=times.__getitem__)
+    lower = min(times[fastest], least_s, open_s)
     # After a complete search the gap is only rounding.
-    lower = min(least_s, open_s)
     lower = times[fastest] if lower >= times[fastest] * (1 - 10 * PROGRESS) else lower
-    certificate = Certificate(times[fastest], lower, "exact", time.perf_counter() - start)
+    certificate = Certificate(times[fastest], lower, solver, time.perf_counter() - start)
     return ClusterSolution(front, front[fastest], certificate, complete=math.isinf(open_s))
 
 

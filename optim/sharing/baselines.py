@@ -14,7 +14,8 @@ from optim.latency import block_caps, fitting_micro_batches, partition_of
 from optim.partition.baselines import even_blocks
 from optim.partition.single_point import answer
 from optim.problem import ClusterProblem, ClusterSolution, Ints, Partition
-from optim.sharing.costs import Caps, Tables
+from optim.sharing.caps import Caps
+from optim.sharing.costs import Tables
 from optim.sharing.law import partition_of_stages, stage_of
 from optim.sharing.states import states_of
 

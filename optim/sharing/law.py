@@ -111,7 +111,7 @@ def stage_of(
     threshold: float = math.inf,
 ) -> Stage:
     """Return a stage with balanced rows; devices without rows are left out, all if none fit.
-    ``caps`` are these devices' rows of ``costs.Caps``, [2, K - 1, M, L] each. The problem has the
+    ``caps`` are these devices' rows of ``caps.Caps``, [2, K - 1, M, L] each. The problem has the
     hops to the next stage."""
     rows, others = largest_rows(problem, m), len(devices) - 1
     if len(devices) == 1:

@@ -30,8 +30,9 @@ from optim.problem import (
 )
 from optim.sharing.baselines import adaptis, asteroid
 from optim.sharing.bounds import stage_bounds
-from optim.sharing.costs import Caps, Tables
-from optim.sharing.exact import MOST_PAIRS, caps_by_place, placed_partition, shared_partition
+from optim.sharing.caps import Caps, caps_by_place
+from optim.sharing.costs import Tables
+from optim.sharing.exact import MOST_PAIRS, placed_partition, shared_partition
 from optim.sharing.law import (
     energy_j,
     partition_of_stages,
