@@ -1,4 +1,4 @@
-"""Tensors between neighbours: ports over streams, their times, checks of frames, relayed hops."""
+"""Tensors between neighbours: ports over streams, their times, relayed hops."""
 
 import threading
 import time
@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import LinkError, WireError
-from collapipe.tensors import is_mask
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import WINDOW, FrameStream
+from pipeline.devices.fence import Fence, check_like_embedding
 from pipeline.devices.messages import BEFORE, BEHIND, neighbour_name
-from pipeline.hop_codec import HopCodec
 from pipeline.schedule import BACKWARD, FORWARD, Action
-from pipeline.stage import Passed, Shapes
+from pipeline.stage import Passed
 
 
 class HopError(LinkError):
@@ -36,53 +35,6 @@ FRAMES = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
 """The kind of frame that carries the output of an action of a kind."""
 Wait = Callable[[Callable[[], bool]], None]
 """Blocks until a condition is true; raises an error if it cannot become true."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """The round, epoch and step of valid frames, and the form of their tensors: [b, s, d], encoded
-    by the ``codec``.
-
-    A mask has the positions of its micro-batch in ``shapes``, and an activation at most
-    ``table_rows`` more.
-    """
-
-    round: int
-    epoch: int
-    step: int
-    shapes: Shapes
-    dim: int
-    table_rows: int
-    codec: HopCodec
-
-    def frame(self, kind: FrameKind, micro_batch: int = 0, *tensors: Tensor) -> Frame:
-        """Make a frame of this round, epoch and step."""
-        return Frame(kind, self.round, self.step, micro_batch, tensors, self.epoch)
-
-    def received(self, frame: Frame, kind: FrameKind, micro_batch: int, peer: str) -> Passed:
-        """Return the tensors of ``frame``. Raises ``WireError`` if it is not the expected
-        frame."""
-        wanted = self.round, self.epoch, self.step, micro_batch
-        actual = frame.round, frame.epoch, frame.step, frame.micro_batch
-        if frame.kind != kind or actual != wanted:
-            raise WireError(
-                f"{peer} sent {frame.kind.name} of round, epoch, step, micro-batch {actual}; "
-                f"expected {kind.name} of {wanted}"
-            )
-        hidden, *others = tensors = self.codec.decode(frame.tensors)
-        fits = len(others) == (1 if kind == FrameKind.ACTIVATION else 0)
-        fits = fits and hidden.dim() == 3 and hidden.shape[2] == self.dim
-        fits = fits and hidden.numel() > 0  # without samples any length would fit
-        if fits and kind == FrameKind.ACTIVATION:
-            mask = others[0]
-            fits = is_mask(mask) and mask.shape[0] == hidden.shape[0]
-            # more positions than the batch has would take their square in time
-            fits = fits and mask.shape[1] == self.shapes[micro_batch][1]
-            fits = fits and 0 <= hidden.shape[1] - mask.shape[1] <= self.table_rows
-        if not fits:
-            shapes = [f"{each.dtype} {list(each.shape)}" for each in frame.tensors]
-            raise WireError(f"{peer} sent {kind.name} of {', '.join(shapes) or 'nothing'}")
-        return tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +61,6 @@ def check_read(neighbours: Mapping[str, FrameStream]) -> None:
     for name, stream in neighbours.items():
         if stream.backlog()[1]:
             raise HopError(name, "has not read the tensors of the last step")
-
-
-def check_form(tensors: Passed, like: Passed, peer: str) -> None:
-    """Raise ``WireError`` if tensors have another form than the embedding's, apart from rows of the
-    batch. Blocks may append rows to a sample, such as T5's first one."""
-    hidden, *masks = [(each.dtype, each.shape[1:]) for each in tensors]
-    own, *expected = [(each.dtype, each.shape[1:]) for each in like]
-    fits = hidden[0] == own[0] and hidden[1][0] >= own[1][0] and hidden[1][1:] == own[1][1:]
-    if not fits or masks != expected:
-        shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in tensors)
-        raise WireError(f"{peer} sent {shapes}, unlike the embedding's activation")
 
 
 @dataclass
@@ -191,7 +132,7 @@ class StreamPorts:
             if rows != end - first or (expected is not None and rest != expected):
                 raise WireError(f"{stream.peer} sent {kind.name} of {[rows, *rest]}")
             if forward and (like := self.like.get(action.micro_batch)):
-                check_form(tensors, like, stream.peer)
+                check_like_embedding(tensors, like, stream.peer)
         except (LinkError, WireError) as error:
             raise HopError(_neighbour(action, place), str(error)) from error
         return tensors

@@ -60,7 +60,7 @@ class RoundDescription:
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     model: Mapping[str, Any]
     recompute: bool
-    dtype: Text
+    dtype: Literal["float32", "bfloat16", "float64"]
     wire_dtype: HopPrecision = "float32"
     optimizer: OptimizerSettings
     replicate_every: CountFrom0

@@ -12,7 +12,7 @@ import torch
 
 from collapipe.errors import DeviceMemoryError, StageError, WireError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.split import ModelSpec, block_name, table_rows
+from collapipe.models.split import ModelSpec, block_name
 from collapipe.plan import ClusterPlan
 from collapipe.process.host import Host
 from collapipe.report import PIPELINE, START, DeviceReport, DeviceTrace
@@ -35,9 +35,9 @@ from pipeline.devices.control_unit.journal import (
 )
 from pipeline.devices.control_unit.placement import Placement, UnreachedError
 from pipeline.devices.control_unit.replica import Replica
-from pipeline.devices.hops import Fence, HopError, StreamPorts
+from pipeline.devices.fence import Fence
+from pipeline.devices.hops import HopError, StreamPorts
 from pipeline.devices.messages import RoundDescription
-from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.phase_timer import PhaseTimer
 from pipeline.stage import FirstStage, LastStage, Shapes, Stage
@@ -281,7 +281,7 @@ class RemoteSegments:
         placed, segments, m = self._placed, self.plan.segments, len(record.rows)
         whole = not record.gradients
         began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
-        fence = self._fence(record)
+        fence = Fence.of(placed.common, self._spec, record.step, record.shapes)
         placed.check_hops()
         lists = schedule.build(self.plan.schedule, len(segments), m)
         placed.under_way = record.step, lists[:-1]
@@ -315,12 +315,6 @@ class RemoteSegments:
         if isinstance(head, RecordedHead) and head.owes:
             self._placed.reset_stall_timer()
         self._placed.idle()
-
-    def _fence(self, record: StepRecord) -> Fence:
-        common = self._placed.common
-        codec = HopCodec(common.wire_dtype, getattr(torch, common.dtype))
-        of_model = self._spec.dim, table_rows(self._spec), codec
-        return Fence(common.round, common.epoch, record.step, record.shapes, *of_model)
 
     def _taken_norms(self, device: str, led: int, num_actions: int, frame: Frame) -> list[float]:
         """Return the squared norms of the blocks that a device leads, and store its measurements

@@ -31,7 +31,6 @@ from pipeline.stage import SegmentStage
 
 _log = logging.getLogger(__name__)
 _SCARCE = 0.75  # part of the memory from which on a segment leaves no gaps in it
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 class HeldSegment:
@@ -68,14 +67,12 @@ class HeldSegment:
         span = description.span
         if span.stop > self.spec.num_blocks or description.stage >= description.num_segments:
             raise WireError(f"blocks {span.first} … {span.stop - 1} of {self.spec.num_blocks}")
-        if description.dtype not in _DTYPES:
-            raise WireError(f"dtype {description.dtype[:40]!r}; it is one of {', '.join(_DTYPES)}")
-        self.dtype = _DTYPES[description.dtype]
+        self._dtype = getattr(torch, description.dtype)
         indices, optimizer = span.indices(), description.optimizer
-        (first,) = block_forms(self.spec, indices[:1], optimizer, self.dtype).values()
+        (first,) = block_forms(self.spec, indices[:1], optimizer, self._dtype).values()
         # before all are built, because their forms have constants
         self._check_memory(first.constant_bytes * span.blocks, memory_bytes)
-        self._forms = block_forms(self.spec, indices, optimizer, self.dtype)
+        self._forms = block_forms(self.spec, indices, optimizer, self._dtype)
         self.part_bytes = most_bytes(max(each.largest_bytes for each in self._forms.values()))
         leads = [each == description.member for each in description.leaders]
         # gradients of each own share, and for a block's leader of all others
@@ -251,7 +248,7 @@ class HeldSegment:
         known, empty = self.description.frozen[name], self._forms[name].empty
         if known not in self._found or self._device.type == "cpu":
             where = [self._store], self._source
-            found = find(known, self.spec, name, empty, self.dtype, *where)
+            found = find(known, self.spec, name, empty, self._dtype, *where)
             self._found.pop(known, None)
             if found is not None:
                 self._found[known] = {k: moved(each, self._device) for k, each in found.items()}

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import BusyLinkError, LinkError, RefusedLinkError, WireError, one_line
-from collapipe.models.split import table_rows
 from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline import schedule
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.share import Header, Packed
+from pipeline.devices.fence import Fence
 from pipeline.devices.hops import (
-    Fence,
     HopError,
     Side,
     StreamPorts,
@@ -47,7 +46,6 @@ from pipeline.devices.messages import (
     secret_for,
     unpacked,
 )
-from pipeline.hop_codec import HopCodec
 from pipeline.stage import Shapes, run_stage
 
 ALIVE_S = 1.0  # interval of signs of life
@@ -215,9 +213,7 @@ class Session:
             raise WireError(
                 f"a step of {len(sizes)} micro-batches, expected 1 … {d.num_micro_batches}"
             )
-        codec = HopCodec(d.wire_dtype, held.dtype)
-        of_model = held.spec.dim, table_rows(held.spec), codec
-        fence = Fence(d.round, d.epoch, frame.step, shapes, *of_model)
+        fence = Fence.of(d, held.spec, frame.step, shapes)
         if not d.neighbours <= self.neighbours.keys():
             raise LinkError("a neighbour has not dialled yet")
         check_read(self.neighbours)
