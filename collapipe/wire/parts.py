@@ -4,7 +4,7 @@ import json
 import math
 import mmap
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,11 @@ def grouped(tensors: Mapping[str, Tensor]) -> list[Sequence[str]]:
         groups[-1].append(name)
         size += each.nbytes
     return list(groups)
+
+
+def numbered(groups: Sequence[Sequence[str]]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield each group after the number of groups that follow it."""
+    return zip(range(len(groups) - 1, -1, -1), groups, strict=True)
 
 
 def most_bytes(largest_tensor: int) -> int:

@@ -29,8 +29,9 @@ from collapipe.formatting import amount, block_range, print_lines, print_table, 
 from collapipe.inventory import yaml_file
 from collapipe.inventory.schema import DeviceSection, InventorySection
 from collapipe.wire.channels import DeviceAddress, Dialer
+from pipeline.devices.control_unit.blame import UnreachedError
 from pipeline.devices.control_unit.connection import ask_status
-from pipeline.devices.control_unit.placement import BusyDeviceError, UnreachedError
+from pipeline.devices.control_unit.dialling import BusyDeviceError
 from pipeline.devices.messages import FRAME_SHARE, DeviceStatus
 
 ANSWER_S = 8.0  # time in which a working device answers, also on a busy machine

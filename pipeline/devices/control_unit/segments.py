@@ -26,6 +26,7 @@ from pipeline.devices.control_unit.action_times import (
     TimedHead,
     TimedStage,
 )
+from pipeline.devices.control_unit.blame import UnreachedError
 from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.journal import (
     RecordedHead,
@@ -33,7 +34,8 @@ from pipeline.devices.control_unit.journal import (
     RecordingPorts,
     StepRecord,
 )
-from pipeline.devices.control_unit.placement import Placement, UnreachedError
+from pipeline.devices.control_unit.loading import load
+from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.fence import Fence
 from pipeline.devices.hops import HopError, StreamPorts
@@ -206,7 +208,7 @@ class RemoteSegments:
             else:
                 if len(self.lost) == before:
                     return
-                left = " and ".join(self._placed.names)
+                left = " and ".join(self._placed.plan.devices)
                 losses = "; ".join(f"{name} ({cause})" for name, cause in self.lost.items())
                 seconds = time.monotonic() - began
                 self.events.append(f"lost {losses}; continued with {left} after {seconds:.2f} s")
@@ -255,7 +257,7 @@ class RemoteSegments:
         """Load the segments from the last complete replica, unless the devices have them."""
         if not self._placed.hops:
             self._measured.clear()
-            self._placed.gather()
+            load(self._placed)
             self._trim()  # removes the steps that the devices' blocks include
 
     def _trim(self) -> int:
@@ -268,11 +270,11 @@ class RemoteSegments:
         """Wait if the replica lags too many steps, because the journal keeps those steps in memory.
 
         Raises ``StageError`` if a device sends no copies."""
-        done, began = self._replica.step, self._placed.awake_s
+        done, began = self._replica.step, self._placed.watch.awake_s
         while self._common.replicate_every and self._trim() > _AHEAD + self._common.replicate_every:
             if self._replica.step != done:
-                done, began = self._replica.step, self._placed.awake_s
-            if self._placed.awake_s - began > self._placed.hung_s:
+                done, began = self._replica.step, self._placed.watch.awake_s
+            if self._placed.watch.awake_s - began > self._placed.hung_s:
                 raise StageError(self._replica.waits_for(), "has not sent its blocks")
             self._placed.idle()
 
@@ -313,7 +315,7 @@ class RemoteSegments:
 
     def _idle(self, head: LastStage) -> None:
         if isinstance(head, RecordedHead) and head.owes:
-            self._placed.reset_stall_timer()
+            self._placed.watch.reset()
         self._placed.idle()
 
     def _taken_norms(self, device: str, led: int, num_actions: int, frame: Frame) -> list[float]:

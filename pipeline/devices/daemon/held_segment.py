@@ -21,7 +21,7 @@ from collapipe.process.host import this_host
 from collapipe.process.torch_device import CPU, moved
 from collapipe.tensors import Tensors
 from collapipe.wire.frozen_store import FrozenStore, digest
-from collapipe.wire.parts import grouped, joined, most_bytes, separated
+from collapipe.wire.parts import grouped, joined, most_bytes, numbered, separated
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.daemon.share import Exchange, Packed, ShareStage, own_rows
 from pipeline.devices.messages import PartHeader, SegmentDescription, Wanted, as_json
@@ -213,8 +213,7 @@ class HeldSegment:
         self._require_complete()
         found = list[tuple[PartHeader, Callable[[], Tensor]]]()
         for part in self.led:
-            groups = grouped(self._trained(part))
-            for left, names in zip(range(len(groups) - 1, -1, -1), groups, strict=True):
+            for left, names in numbered(grouped(self._trained(part))):
                 found.append((PartHeader(part.name, left), partial(self._packed, part, names)))
         return found
 

@@ -17,7 +17,7 @@ from collapipe.errors import WireError
 from collapipe.models.part import Part
 from collapipe.plan import common_rows
 from collapipe.tensors import Tensors
-from collapipe.wire.parts import grouped, joined, separated
+from collapipe.wire.parts import grouped, joined, numbered, separated
 from pipeline.devices.block_form import BlockForm
 from pipeline.devices.messages import PartHeader, SegmentDescription, ShareHeader
 from pipeline.segment import SharedSegment
@@ -155,7 +155,6 @@ class Exchange:
 
 
 def _packed(header: ShareHeader, tensors: Tensors) -> Iterator[Packed]:
-    groups = grouped(tensors)
-    for left, names in zip(range(len(groups) - 1, -1, -1), groups, strict=True):
+    for left, names in numbered(grouped(tensors)):
         own = {name: tensors[name] for name in names}
         yield replace(header, left=left), partial(joined, own)

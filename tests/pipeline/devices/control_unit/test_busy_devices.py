@@ -12,7 +12,7 @@ from device_cluster import Work, daemons, device_name, even_plan, plan_of
 from collapipe.errors import CancelledRoundError, StageError
 from collapipe.process import cancellation
 from collapipe.wire.frames import FrameKind
-from pipeline.devices.control_unit import placement
+from pipeline.devices.control_unit import dialling, loading
 from pipeline.devices.control_unit.connection import DeviceConnection
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.server import Daemon
@@ -60,7 +60,7 @@ def when_refused(monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> l
                 call()
                 raise
 
-    monkeypatch.setattr(placement, "DeviceConnection", Refused)
+    monkeypatch.setattr(loading, "DeviceConnection", Refused)
     return names
 
 
@@ -104,7 +104,7 @@ def test_devices_that_finish_their_action_are_not_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A log message names each awaited device once."""
-    monkeypatch.setattr(placement, "_WARN_AFTER_S", -1.0)
+    monkeypatch.setattr(dialling, "_WARN_AFTER_S", -1.0)
     with daemons(2) as there, left_in_an_action(there, monkeypatch) as let_go_on:
         refused = when_refused(monkeypatch, let_go_on)
         with Work().segments(PLAN, there) as segments:

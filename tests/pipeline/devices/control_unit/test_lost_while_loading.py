@@ -7,6 +7,7 @@ import pytest
 import torch
 from device_cluster import Result, Work, daemons, device_name, plan_of
 
+from pipeline.devices.control_unit import segments
 from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.daemon.server import Daemon
@@ -32,19 +33,19 @@ def test_a_step_starts_before_the_optimiser_state_is_sent(
     work: Work, expected: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state is sent after the first activation has passed all devices."""
-    gather, packed = Placement.gather, Replica.packed
+    load, packed = segments.load, Replica.packed
     placed, begun = list[Placement](), list[bool]()
 
-    def gathering(placement: Placement) -> None:
+    def loading(placement: Placement) -> None:
         placed.append(placement)
-        gather(placement)
+        load(placement)
 
     def noting(replica: Replica, name: str, keys: Collection[str]) -> torch.Tensor:
         if any("/" in key for key in keys):
             begun.append(placed[0].hops[1].bytes_in > 0)
         return packed(replica, name, keys)
 
-    monkeypatch.setattr(Placement, "gather", gathering)
+    monkeypatch.setattr(segments, "load", loading)
     monkeypatch.setattr(Replica, "packed", noting)
     with daemons(3) as there:
         assert work.remote(PLAN, there).equals(expected)

@@ -4,7 +4,6 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-import torch
 from pytest import MonkeyPatch
 
 from collapipe.errors import StageError
@@ -13,14 +12,13 @@ from collapipe.plan import SegmentPlan, Share, Span
 from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
-from pipeline.devices.block_form import block_forms
-from pipeline.devices.control_unit import placement
+from pipeline.devices.control_unit import placement, watch
 from pipeline.devices.control_unit.connection import Cluster
+from pipeline.devices.control_unit.descriptions import describe_segment
 from pipeline.devices.control_unit.placement import Placement
-from pipeline.devices.control_unit.replica import Replica, starting_with
 from pipeline.devices.hops import HopError, Side
 from pipeline.devices.messages import RoundDescription
-from tests.device_cluster import ADAMW, SMALL, Work, plan_of
+from tests.device_cluster import ADAMW, SMALL, plan_of
 
 
 def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
@@ -33,7 +31,7 @@ def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
         modes.append(recompute)
         return 0.0
 
-    names, work = ["a", "b", "c"], Work()
+    names = ["a", "b", "c"]
     common = RoundDescription(
         version="0",
         unit=0,
@@ -45,20 +43,19 @@ def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
         optimizer=ADAMW,
         replicate_every=1,
     )
-    forms = block_forms(SMALL, range(SMALL.num_blocks), ADAMW, torch.float32)
     roster = {name: DeviceAddress(name, f"127.0.0.1:{k}") for k, name in enumerate(names, 1)}
     plan = plan_of(names, [1, 1, 1], 8, "one_f_one_b")
     shares = Share("b", 3), Share("c", 1)
     shared = replace(plan, segments=(plan.segments[0], SegmentPlan("b", Span(1, 2), shares)))
     with Channels(Dialer(None)) as channels:
         cluster = Cluster(roster, channels, lambda _: plan, lambda _: 1.0, needed_bytes=needed)
-        replica = Replica(forms, starting_with(work.start, {}), {})
         second = replace(shared.segments[1], recomputing=("c",))
         other = replace(shared, segments=(shared.segments[0], second))
         for each in (plan, shared, *shared.without("c"), other, *other.without("b")):
-            placed = Placement(each, cluster, common, replica)
-            for name in (device for segment in each.segments for device in segment.devices):
-                described.append(placed._description(name, dict.fromkeys(names, "s")).recompute)
+            for name in each.devices:
+                secrets = dict.fromkeys(names, "s")
+                segment = describe_segment(name, each, cluster, common, None, secrets)
+                described.append(segment.recompute)
     assert requests[:3] == [(1, 4 / 8, 1.0, 0), (1, 3 / 8, 1.0, 0), (1, 2 / 8, 1.0, 0)]
     assert requests[3:6] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 0.75, 2), (2, 2 / 8, 0.25, 0)]
     # a set of gradients for each share
@@ -78,7 +75,8 @@ def test_devices_are_not_silent_while_this_process_is_paused(monkeypatch: Monkey
         now_s[0] += 0.25
         return now_s[0]
 
-    monkeypatch.setattr(placement, "time", Mock(monotonic=clock))
+    for module in (placement, watch):
+        monkeypatch.setattr(module, "time", Mock(monotonic=clock))
     device = Mock(control=control, check=check, troubles={}, moved_s=0.0)
     cluster = Mock(hung_s=lambda plan: 10.0)
     placed = Placement(plan_of(["a"], [1]), cluster, Mock(), Mock(), {"a": device})
@@ -87,7 +85,7 @@ def test_devices_are_not_silent_while_this_process_is_paused(monkeypatch: Monkey
     placed.idle()
     heard_s = control.last_received_s
     placed.idle()
-    assert placed.awake_s == 0.5 and control.last_received_s == heard_s > 1000
+    assert placed.watch.awake_s == 0.5 and control.last_received_s == heard_s > 1000
     now_s[0] += 1000
     assert str(placed.blamed(HopError("behind-0", "has not read"))) == "a: has not read"
 
@@ -107,7 +105,8 @@ def test_a_device_is_lost_only_if_nothing_moves(moves: str, monkeypatch: MonkeyP
     """Devices may wait as long as any of them computes, sends or receives something, or the control
     unit is to blame."""
     now_s = 0.0
-    monkeypatch.setattr(placement, "time", Mock(monotonic=lambda: now_s))
+    for module in (placement, watch):
+        monkeypatch.setattr(module, "time", Mock(monotonic=lambda: now_s))
     device, hop = Mock(troubles={}, moved_s=0.0), Mock(last_moved_s=0.0)
     cluster, replica = Mock(hung_s=lambda plan: 10.0), Mock(waits_for=lambda: "a")
     own = plan_of(["a"], [1]), cluster, Mock(), replica, {"a": device}
@@ -115,7 +114,7 @@ def test_a_device_is_lost_only_if_nothing_moves(moves: str, monkeypatch: MonkeyP
     for number in range(100):
         now_s += 50.0 if moves == "pause" and number % 25 == 0 else 0.8
         if moves == "excuse":
-            placed.reset_stall_timer()
+            placed.watch.reset()
         device.moved_s = now_s if moves == "device" else 0.0
         hop.last_moved_s = now_s if moves == "hop" else 0.0
         if not moves and now_s > 70:

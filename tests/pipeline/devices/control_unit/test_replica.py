@@ -220,7 +220,7 @@ def test_a_device_that_sends_no_copies_is_dropped(monkeypatch: pytest.MonkeyPatc
             have = self._replica._have.values()
             passed[0] += 60.0 * any({"blocks.0", "blocks.3"} <= names for names in have)
             idle()
-            placed.awake_s += passed[0]
+            placed.watch.awake_s += passed[0]
 
         with monkeypatch.context() as patch:
             patch.setattr(placed, "idle", wait)

@@ -15,9 +15,8 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.state import Precision
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
-from pipeline.devices.control_unit import placement
+from pipeline.devices.control_unit import loading, placement
 from pipeline.devices.control_unit.connection import DeviceConnection
-from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.daemon.server import Daemon
 from pipeline.devices.messages import Wanted
 from pipeline.schedule import SCHEDULES
@@ -63,7 +62,7 @@ def test_a_round_with_shared_segments_has_the_bits_of_one_thread(name: str, m: i
 
 def test_a_device_without_rows_waits_for_late_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights arrive 1 s after the weights of devices with rows."""
-    work, plan, parts = Work(steps=1), plan_of(*PLANS["pairs"], m=5), Placement._parts
+    work, plan, parts = Work(steps=1), plan_of(*PLANS["pairs"], m=5), loading._parts
     blocks = itertools.count()  # two for each device
 
     def late(*arguments: Any) -> Any:
@@ -71,7 +70,7 @@ def test_a_device_without_rows_waits_for_late_weights(monkeypatch: pytest.Monkey
         for state, make in parts(*arguments):
             yield state, lambda make=make: time.sleep(late_s) or make()
 
-    monkeypatch.setattr(Placement, "_parts", late)
+    monkeypatch.setattr(loading, "_parts", late)
     with daemons(4) as there:
         assert work.remote(plan, there).equals(work.inline(plan))
 
@@ -233,9 +232,9 @@ def test_two_segments_without_shares_merge_after_a_loss() -> None:
 
 def test_after_a_loss_only_optimiser_state_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices that lead additional blocks receive only the optimiser state of these blocks."""
-    requests, wanted = list[Wanted](), placement._wanted
+    requests, wanted = list[Wanted](), loading._wanted
     monkeypatch.setattr(
-        placement, "_wanted", lambda *args: requests.append(wanted(*args)) or requests[-1]
+        loading, "_wanted", lambda *args: requests.append(wanted(*args)) or requests[-1]
     )
     plan, first = plan_of(*PLANS["one"], m=1), Work()
     second = first.after(first.inline(plan))

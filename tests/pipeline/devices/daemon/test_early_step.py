@@ -15,6 +15,7 @@ from collapipe.plan import SegmentPlan, Share, Span
 from collapipe.report import PIPELINE, START
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
+from pipeline.devices.control_unit import loading as loading_blocks
 from pipeline.devices.control_unit.journal import RecordedHead, RecordingPorts, StepRecord
 from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.segments import RemoteSegments
@@ -118,13 +119,13 @@ def test_times_of_steps_leave_out_the_arrival_of_weights(
     steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The arrival counts as the round's start; otherwise the next plan would include it."""
-    parts = Placement._parts
+    parts = loading_blocks._parts
 
     def late(*arguments: Any) -> Any:
         for state, make in parts(*arguments):
             yield state, lambda make=make: time.sleep(0.8) or make()
 
-    monkeypatch.setattr(Placement, "_parts", late)
+    monkeypatch.setattr(loading_blocks, "_parts", late)
     work, names = Work(steps=steps), [device_name(k) for k in range(2)]
     plan = plan_of(names, [2, 2])
     embedding, _, part = work.parts()
@@ -164,10 +165,10 @@ def test_a_decoder_that_has_not_answered_delays_the_devices() -> None:
     head = RecordedHead(Mock(backward=lambda micro_batch, received: ()), record)
     own: Any = SimpleNamespace(_placed=placed)
     RemoteSegments._idle(own, head)
-    assert not placed.reset_stall_timer.called
+    assert not placed.watch.reset.called
     head.forward(0, ())
     RemoteSegments._idle(own, head)
-    assert placed.reset_stall_timer.call_count == 1
+    assert placed.watch.reset.call_count == 1
     head.backward(0, ())
     RemoteSegments._idle(own, head)
-    assert placed.reset_stall_timer.call_count == 1 and placed.idle.call_count == 3
+    assert placed.watch.reset.call_count == 1 and placed.idle.call_count == 3
