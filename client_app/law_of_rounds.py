@@ -10,7 +10,7 @@ from collapipe.process.host import Host
 from collapipe.state import DeviceProfile
 from collapipe.step_law import LEAST_FACTOR, MOST_MEASURED, DeviceTimes, MeasuredPlan, StepLaw
 from optim.step import step_s, works_of
-from pipeline.devices.control_unit.action_times import StepTimes
+from pipeline.devices.control_unit.step_times import StepTimes
 
 _RENEWED = 0.5  # weight of a round's measurements
 _REMEMBERED = 0.9  # factor of a slowness's logarithm for each round without a measurement

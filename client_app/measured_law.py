@@ -10,7 +10,7 @@ from collapipe.process.host import Host
 from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.step_law import MOST_SLOWNESS, DeviceTimes, HeldStage, MeasuredPlan, StepLaw
 from optim.step import DeviceWork, StageWork, alone, like_hop, step_s, syncs_s, ways
-from pipeline.devices.control_unit.action_times import StepTimes
+from pipeline.devices.control_unit.step_times import StepTimes
 
 _LEAST_MEAN = 1e-12  # below which a mean counts as 0
 _OTHER_ROWS = 1.8  # ratio from which two numbers of rows are different: noise is less than that

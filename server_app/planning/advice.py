@@ -11,7 +11,7 @@ from collapipe.errors import Called, InfeasibleRoundError
 from collapipe.formatting import seconds
 from collapipe.plan import RoundPlan
 from collapipe.step_law import interval
-from optim.cluster_plan import cluster_problem
+from optim.cluster.problem import cluster_problem
 from optim.planner import Planner, RoundRequest, present_devices
 from optim.problem import Latency
 from optim.sharing.bounds import least_batch_s

@@ -27,8 +27,8 @@ from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
 from collapipe.wire.channels import DeviceAddress
 from optim.problem import ClusterProblem
 from optim.step import in_flight
-from pipeline.devices.control_unit.action_times import StepTimes
 from pipeline.devices.control_unit.connection import ask_status
+from pipeline.devices.control_unit.step_times import StepTimes
 from pipeline.devices.messages import BRIEF
 from tests.optim.sharing.oracle import fits, fits_alone, times
 from tests.thorough import cases

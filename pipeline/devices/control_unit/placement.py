@@ -15,9 +15,9 @@ from collapipe.wire.channels import without_addresses
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline import schedule
-from pipeline.devices.control_unit.action_times import Clock
 from pipeline.devices.control_unit.blame import UnreachedError, holds_up, suspect
 from pipeline.devices.control_unit.connection import SILENT_S, Cluster, DeviceConnection
+from pipeline.devices.control_unit.measurements import Clock
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.control_unit.watch import Watch
 from pipeline.devices.hops import HopError, Side, UndialledError, check_read

@@ -19,13 +19,6 @@ from collapipe.report import PIPELINE, START, DeviceReport, DeviceTrace
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
 from pipeline import schedule
-from pipeline.devices.control_unit.action_times import (
-    Measurements,
-    OwnTimes,
-    StepTimes,
-    TimedHead,
-    TimedStage,
-)
 from pipeline.devices.control_unit.blame import UnreachedError
 from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.journal import (
@@ -35,8 +28,11 @@ from pipeline.devices.control_unit.journal import (
     StepRecord,
 )
 from pipeline.devices.control_unit.loading import load
+from pipeline.devices.control_unit.measurements import Measurements
+from pipeline.devices.control_unit.own_times import OwnTimes, TimedHead, TimedStage
 from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.replica import Replica
+from pipeline.devices.control_unit.step_times import StepTimes
 from pipeline.devices.fence import Fence
 from pipeline.devices.hops import HopError, StreamPorts
 from pipeline.devices.messages import RoundDescription

@@ -6,7 +6,8 @@ from device_cluster import plan_of
 from torch import Tensor
 
 from collapipe.errors import WireError
-from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
+from pipeline.devices.control_unit.measurements import Clock, Measurements
+from pipeline.devices.control_unit.own_times import OwnTimes
 from pipeline.schedule import Action, build
 
 TABLE = torch.tensor([[0.0, 1.0, 2.0, 2.25], [2.0, 2.5, 5.5, 6.0]], dtype=torch.float64)
