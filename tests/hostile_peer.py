@@ -19,15 +19,8 @@ from collapipe.errors import LinkError, WireError
 from collapipe.wire.channels import CHANNEL_OPTIONS
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
-from pipeline.devices.messages import (
-    CONTROL,
-    HOP,
-    NEIGHBOUR,
-    SESSION,
-    as_bytes,
-    as_tensor,
-    secret_for,
-)
+from pipeline.devices.encoding import as_bytes, as_tensor
+from pipeline.devices.messages import CONTROL, HOP, NEIGHBOUR, SESSION, secret_for
 from tests.device_cluster import Work, daemons, device_name, plan_of
 from tests.frame_bytes import encode
 

@@ -59,6 +59,7 @@ OWN = {
     "pipeline/devices/daemon/": (
         "pipeline.devices.block_form",
         "pipeline.devices.daemon",  # not pipeline.devices.control_unit
+        "pipeline.devices.encoding",
         "pipeline.devices.fence",
         "pipeline.devices.hops",
         "pipeline.devices.messages",

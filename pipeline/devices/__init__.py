@@ -13,6 +13,7 @@ A control unit keeps one control stream to each device, and neighbours in a pipe
                                 <-   PART …: copies of the blocks
                                 <-   ALIVE each second, FAILED at an error
 
-``messages`` has their content, ``collapipe.wire.frames`` the kinds of frames, which the decoder
-link also uses. A frame's round and epoch name the plan that it belongs to.
+``messages`` has their content, ``encoding`` their bytes, ``collapipe.wire.frames`` the kinds of
+frames, which the decoder link also uses. A frame's round and epoch name the plan that it belongs
+to.
 """

@@ -7,14 +7,11 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import numpy as np
-import torch
-from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
-from torch import Tensor
+from pydantic import AwareDatetime, Field
 
-from collapipe.errors import WireError, one_line
+from collapipe.errors import WireError
 from collapipe.models.description import MOST_BLOCKS
 from collapipe.plan import Span, common_rows, connected, leaders
 from collapipe.process.host import Host
@@ -22,7 +19,6 @@ from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
 from collapipe.state import HopPrecision
 from collapipe.wire.channels import DeviceAddress, Text
 
-T = TypeVar("T")
 SERVICE = "collapipe.Device"
 CONTROL = f"/{SERVICE}/Control"  # a control unit's stream: segments, one after another
 HOP = f"/{SERVICE}/Pass"  # a neighbour's stream: activations and gradients
@@ -31,9 +27,7 @@ BRIEF = b"brief"  # asks for no speed, which takes time to measure
 SESSION, NEIGHBOUR = "collapipe-session", "collapipe-neighbour"  # metadata of HOP
 BEFORE, SHARE, BEHIND = "before", "share", "behind"  # a neighbour's stage, from this device's one
 
-MOST_JSON_BYTES = 2**18  # of a message
 FRAME_SHARE = 8  # a hop's frame has at most this fraction of the memory: each block keeps more
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _MOST_ACTIONS = 2**16  # segments times micro-batches: building such a schedule takes a second
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
@@ -270,56 +264,3 @@ _PLACES = {
 def secret_for(session: str, name: str) -> str:
     """Return the secret that opens a segment's stream from one neighbour only."""
     return hashlib.sha256(f"{name} {session}".encode()).hexdigest()
-
-
-def packed(message: object) -> Tensor:
-    """Return a message as JSON in a tensor of bytes."""
-    return as_tensor(as_json(message))
-
-
-def unpacked(kind: type[T], data: Tensor) -> T:
-    """Return the message that ``packed`` encoded. Raises ``WireError`` if it is invalid."""
-    return from_json(kind, as_bytes(data))
-
-
-def as_json(message: object) -> bytes:
-    """Return a message as JSON."""
-    return _adapter(type(message)).dump_json(message)
-
-
-def from_json(kind: type[T], data: bytes) -> T:
-    """Return the message that ``as_json`` encoded. Raises ``WireError`` if it is invalid."""
-    if len(data) > MOST_JSON_BYTES:
-        raise WireError(f"{kind.__name__}: {len(data):,} bytes; at most {MOST_JSON_BYTES:,}")
-    try:
-        return _adapter(kind).validate_json(data, strict=True)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(str(part)[:40] for part in fault["loc"])
-        raise WireError(f"{kind.__name__}: {where}: {one_line(fault['msg'])}") from error
-    except Exception as error:  # raised by the message's __post_init__
-        raise WireError(f"{kind.__name__}: {one_line(error)}") from error
-
-
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Return the kind's adapter, which takes longer to make than most messages travel."""
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
-
-
-def as_tensor(data: bytes) -> Tensor:
-    """Return bytes as a uint8 tensor [n]."""
-    return torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
-
-
-def as_bytes(data: Tensor) -> bytes:
-    """Return the bytes of a uint8 tensor [n]. Raises ``WireError`` for any other tensor."""
-    return as_view(data).tobytes()
-
-
-def as_view(data: Tensor) -> memoryview:
-    """Return a view of a uint8 tensor's bytes, as ``as_bytes`` does but without a copy."""
-    if data.dtype != torch.uint8 or data.dim() != 1:
-        raise WireError(f"{data.dtype} {list(data.shape)} instead of bytes")
-    return data.numpy().data

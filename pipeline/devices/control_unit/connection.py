@@ -21,6 +21,7 @@ from collapipe.plan import ClusterPlan
 from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream, reason
+from pipeline.devices.encoding import from_json, numbers, unpacked
 from pipeline.devices.messages import (
     CONTROL,
     HOP,
@@ -29,16 +30,13 @@ from pipeline.devices.messages import (
     STATUS,
     DeviceStatus,
     Trouble,
-    from_json,
     secret_for,
-    unpacked,
 )
 
 _FEW_BYTES = 2**20  # limit of an answer, and of a hop's frame before any activation was sent
 SILENT_S = 5.0  # a device is lost after this time without a sign of life
 _MOST_ANSWERS = 64  # limit of answers that were not requested
 _ANSWERS = FrameKind.WANTED, FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK
-_NUMBERS = {FrameKind.ALIVE: 3, FrameKind.CLOCK: 1}  # how many they carry
 OnPart = Callable[[str, Frame], None]
 """Called with the device's name and its PART."""
 
@@ -182,12 +180,10 @@ class DeviceConnection:
         self._arrived.set()
 
     def _handle(self, frame: Frame) -> None:
-        if (count := _NUMBERS.get(frame.kind)) is not None:
-            (numbers,) = frame.only(1)
-            if numbers.numel() != count or not bool(numbers.isfinite().all()):
-                raise WireError(f"{self.name} sent {frame.kind.name} of {list(numbers.shape)}")
+        if frame.kind == FrameKind.CLOCK:
+            numbers(frame, 1)  # before the answer is read
         if frame.kind == FrameKind.ALIVE:
-            self.busy_s, still_s, done = numbers.tolist()
+            self.busy_s, still_s, done = numbers(frame, 3)
             self.progress = frame, int(done)
             self._reported_s = max(self._reported_s, time.monotonic() - max(0.0, still_s))
         elif frame.kind == FrameKind.BUILT:

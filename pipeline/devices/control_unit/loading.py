@@ -15,17 +15,9 @@ from pipeline.devices.control_unit.descriptions import describe_segment
 from pipeline.devices.control_unit.dialling import dial_all
 from pipeline.devices.control_unit.pairs import pairs
 from pipeline.devices.control_unit.placement import Placement
+from pipeline.devices.encoding import MOST_JSON_BYTES, packed, unpacked
 from pipeline.devices.hops import Side, relay
-from pipeline.devices.messages import (
-    BEFORE,
-    BEHIND,
-    MOST_JSON_BYTES,
-    PartHeader,
-    Wanted,
-    neighbour_name,
-    packed,
-    unpacked,
-)
+from pipeline.devices.messages import BEFORE, BEHIND, PartHeader, Wanted, neighbour_name
 
 
 def load(placed: Placement) -> None:

@@ -17,7 +17,8 @@ from collapipe.tensors import Tensors, not_finite
 from collapipe.wire.frames import Frame
 from collapipe.wire.parts import grouped, joined, mapped_part, most_bytes, read_part
 from pipeline.devices.block_form import BlockForm
-from pipeline.devices.messages import PartHeader, as_view, unpacked
+from pipeline.devices.encoding import as_view, unpacked
+from pipeline.devices.messages import PartHeader
 
 Start = Callable[[str], Tensors]
 """Returns a block's weights and optimiser state before the round's first step, by their names in

@@ -24,7 +24,8 @@ from collapipe.wire.frozen_store import FrozenStore, digest
 from collapipe.wire.parts import grouped, joined, most_bytes, numbered, separated
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.daemon.share import Exchange, Packed, ShareStage, own_rows
-from pipeline.devices.messages import PartHeader, SegmentDescription, Wanted, as_json
+from pipeline.devices.encoding import as_json
+from pipeline.devices.messages import PartHeader, SegmentDescription, Wanted
 from pipeline.phase_timer import PhaseTimer
 from pipeline.segment import Segment, SharedSegment
 from pipeline.stage import SegmentStage

@@ -25,12 +25,12 @@ from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.session import Session
+from pipeline.devices.encoding import MOST_JSON_BYTES, as_json
 from pipeline.devices.messages import (
     BRIEF,
     CONTROL,
     FRAME_SHARE,
     HOP,
-    MOST_JSON_BYTES,
     NEIGHBOUR,
     SERVICE,
     SESSION,
@@ -38,7 +38,6 @@ from pipeline.devices.messages import (
     STATUS,
     DeviceStatus,
     SegmentDescription,
-    as_json,
     place_of,
 )
 

@@ -1,12 +1,9 @@
 """A control unit's session on this device: it loads segments one after another and runs steps."""
 
 import logging
-import resource
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -18,8 +15,10 @@ from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline import schedule
+from pipeline.devices.daemon.activity import Activity, peak_bytes
 from pipeline.devices.daemon.held_segment import HeldSegment
-from pipeline.devices.daemon.share import Header, Packed
+from pipeline.devices.daemon.share import Exchange, Header, Packed
+from pipeline.devices.encoding import MOST_JSON_BYTES, as_bytes, numbers, packed, shapes, unpacked
 from pipeline.devices.fence import Fence
 from pipeline.devices.hops import (
     HopError,
@@ -32,25 +31,19 @@ from pipeline.devices.hops import (
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
-    MOST_JSON_BYTES,
     SHARE,
     PartHeader,
     Peer,
     SegmentDescription,
-    ShareHeader,
     Trouble,
-    as_bytes,
     neighbour_name,
-    packed,
     place_of,
     secret_for,
-    unpacked,
 )
-from pipeline.stage import Shapes, run_stage
+from pipeline.stage import run_stage
 
 ALIVE_S = 1.0  # interval of signs of life
 _IMPORTS_S = 60.0  # time for importing a model's libraries on a small or busy device
-_MOST_ROWS = 2**31  # of a batch
 _MOST_UNSENT = 64  # unsent answers beyond which further commands must wait
 _log = logging.getLogger(__name__)
 Dial = Callable[[DeviceAddress, str, str], FrameStream]
@@ -77,12 +70,7 @@ class Session:
     leaving: threading.Event
     held: HeldSegment | None = None
     neighbours: dict[str, FrameStream] = field(default_factory=dict)
-    _busy_since: float | None = None
-    _moved_s: float = field(default_factory=time.monotonic)  # when work last began or ended
-    # the current step, and its finished actions; one more once own gradients are on their way
-    _progress: tuple[Frame, int] = field(
-        default_factory=lambda: (Frame(FrameKind.ALIVE, 0, 0, 0), 0)
-    )
+    activity: Activity = field(default_factory=Activity)
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
@@ -156,7 +144,7 @@ class Session:
         earlier = self._release()
         self.control.drop_parts()  # these belong to the plan before
         description = unpacked(SegmentDescription, frame.only(1)[0])
-        with self._busy(after_s=_IMPORTS_S):
+        with self.activity.busy(after_s=_IMPORTS_S):
             self.held = self.hold(description, earlier)
         self.control.max_bytes = max(self.control.max_bytes, self.held.part_bytes)
         span = description.span
@@ -173,7 +161,7 @@ class Session:
         header, data = frame.only(2)
         held = self._held(frame)
         began = held.built
-        with self._busy():
+        with self.activity.busy():
             held.add(unpacked(PartHeader, header), as_bytes(data))
         if held.built > began:
             self._answer(frame, FrameKind.BUILT)
@@ -190,7 +178,7 @@ class Session:
     def _open_to(self, own: SegmentDescription, peer: Peer) -> None:
         """Dial a neighbour, for which this device is before it or has another share."""
         side = SHARE if peer.neighbour.startswith(SHARE) else BEFORE
-        self._moved_s = time.monotonic()
+        self.activity.moved_s = time.monotonic()
         try:
             stream = self.dial(peer.address, peer.secret, neighbour_name(side, own.member))
         except LinkError as error:
@@ -207,13 +195,13 @@ class Session:
         The first forward pass waits for each block's weights, which may still arrive.
         """
         held = self._held(frame)
-        d, shapes = held.description, _shapes(frame)
-        sizes = [rows for rows, _ in shapes]
+        d, step_shapes = held.description, shapes(frame)
+        sizes = [rows for rows, _ in step_shapes]
         if len(sizes) > d.num_micro_batches:
             raise WireError(
                 f"a step of {len(sizes)} micro-batches, expected 1 … {d.num_micro_batches}"
             )
-        fence = Fence.of(d, held.spec, frame.step, shapes)
+        fence = Fence.of(d, held.spec, frame.step, step_shapes)
         if not d.neighbours <= self.neighbours.keys():
             raise LinkError("a neighbour has not dialled yet")
         check_read(self.neighbours)
@@ -221,13 +209,13 @@ class Session:
         returns = d.first_trained < d.span.stop
         hops = StreamPorts(before, after, fence, self._wait, sizes, returns)
         around = *before.streams.values(), *after.streams.values()
-        ports = TimedPorts(hops, around, self._set_busy, self.arrived)
+        ports = TimedPorts(hops, around, self.activity.set_busy, self.arrived)
         stage = held.stage(frame.step, sizes, partial(self._wait_for, held, ports))
         actions = schedule.build(d.schedule, d.num_segments, len(sizes))[d.stage]
         for done, _ in enumerate(run_stage(actions, stage, ports)):
-            self._progress = frame, done
+            self.activity.progress = frame, done
             self._check()
-        self._progress = frame, len(actions)
+        self.activity.progress = frame, len(actions)
         self._wait(lambda: ports.all_sent() and held.built)  # a device without rows has not waited
         norms = torch.tensor(self._norms(held, frame), dtype=torch.float64)
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
@@ -241,7 +229,7 @@ class Session:
     def _wait_for(self, held: HeldSegment, ports: TimedPorts, block: str) -> None:
         """Wait for a block's weights during an action, which begins after them."""
         began = time.monotonic()
-        self._set_busy(None)
+        self.activity.set_busy(None)
         self._wait(lambda: held.has(block))
         ports.postpone(time.monotonic() - began)
 
@@ -252,50 +240,31 @@ class Session:
             for member in held.description.others:
                 stream = self.neighbours[neighbour_name(SHARE, member)]
                 self._send_later(stream, frame, held.gradients_for(member))
-            self._progress = frame, self._progress[1] + 1
+            self.activity.progress = frame, self.activity.progress[1] + 1
             step = frame.step
-            self._wait(lambda: self._took_shares(held, step) and exchange.has_gradients(step))
-        with self._busy():
+            self._wait(lambda: self._took_shares(exchange, step) and exchange.has_gradients(step))
+        with self.activity.busy():
             held.add_up(frame.step)
             return [part.squared_norm() for part in held.led]
 
-    def _took_shares(self, held: HeldSegment, step: int) -> bool:
+    def _took_shares(self, exchange: Exchange, step: int) -> bool:
         """Take some of the parts that other devices of the segment have sent in a step. Returns
         true."""
-        for member in held.description.others:
-            name = neighbour_name(SHARE, member)
-            stream = self.neighbours[name]
-            for _ in range(_MOST_UNSENT):  # else a device could keep this one from its commands
-                if not stream.waiting():
-                    break
-                try:
-                    self._take_share(held, member, stream.receive(0), step)
-                except (LinkError, WireError) as error:
-                    raise HopError(name, str(error)) from error
-            else:
-                self.arrived.set()
+        if exchange.take_waiting(self.neighbours, step):
+            self.arrived.set()
         return True
-
-    def _take_share(self, held: HeldSegment, member: int, frame: Frame, step: int) -> None:
-        d = held.description
-        if frame.kind != FrameKind.PART or (frame.round, frame.epoch) != (d.round, d.epoch):
-            raise WireError(f"{frame.kind.name} of round {frame.round}, epoch {frame.epoch}")
-        header, data = frame.only(2)
-        assert held.exchange is not None
-        part = unpacked(ShareHeader, header), frame.step, as_bytes(data)
-        held.exchange.take(member, *part, now=step)
 
     def _usage(self) -> Tensor:
         """Return float64 [2]: bytes sent to the neighbours, and the peak resident memory in
         bytes."""
         sent = sum(stream.bytes_out for stream in self.neighbours.values())
-        return torch.tensor([sent, _peak_bytes()], dtype=torch.float64)
+        return torch.tensor([sent, peak_bytes()], dtype=torch.float64)
 
     def _step(self, frame: Frame) -> None:
         held = self._held(frame)
-        rate, scale = _numbers(frame, 2)
+        rate, scale = numbers(frame, 2)
         self._wait(lambda: self._may_change(held), interruptible=False)
-        with self._busy():
+        with self.activity.busy():
             held.step(rate, scale)
         if (exchange := held.exchange) is not None:
             weights = list(exchange.weights_of(held.parts))
@@ -303,12 +272,12 @@ class Session:
                 self._send_later(self.neighbours[neighbour_name(SHARE, member)], frame, weights)
             arrived = partial(exchange.has_weights, frame.step)
             self._wait(
-                lambda: self._given_up() or (self._took_shares(held, frame.step) and arrived()),
+                lambda: self._given_up() or (self._took_shares(exchange, frame.step) and arrived()),
                 interruptible=False,
             )
             if not arrived():
                 return
-        with self._busy():
+        with self.activity.busy():
             held.finish(frame.step)
         every = held.description.replicate_every
         if every and (frame.step + 1) % every == 0:
@@ -370,21 +339,8 @@ class Session:
         round_, step, epoch = (frame.round, frame.step, frame.epoch) if frame else place
         self.control.send(Frame(FrameKind.FAILED, round_, step, 0, (packed(trouble),), epoch))
 
-    @contextmanager
-    def _busy(self, after_s: float = 0.0) -> Iterator[None]:
-        """Mark the device as busy; signs of life report its busy seconds minus ``after_s``."""
-        before = self._busy_since
-        self._set_busy(time.monotonic() + after_s)
-        try:
-            yield
-        finally:
-            self._set_busy(before)
-
-    def _set_busy(self, since: float | None) -> None:
-        self._busy_since, self._moved_s = since, time.monotonic()
-
     def _give_up(self) -> None:
-        self._set_busy(None)
+        self.activity.set_busy(None)
         if self.held is not None:
             self.held.forget()
 
@@ -411,42 +367,7 @@ class Session:
 
     def _signs_of_life(self, done: threading.Event) -> None:
         while not done.wait(ALIVE_S):
-            since, now = self._busy_since, time.monotonic()
-            busy_s = 0.0 if since is None else max(0.0, now - since)
-            still_s = 0.0 if since is not None else now - self._last_moved_s()
-            step, finished = self._progress
-            alive = torch.tensor([busy_s, still_s, finished], dtype=torch.float64)
+            streams = self.control, *self.neighbours.values()
+            alive = self.activity.sign_of_life(each.last_moved_s for each in streams)
             if self.control.backlog()[0] < 2 * _MOST_UNSENT:
-                self.control.send(replace(step, kind=FrameKind.ALIVE, tensors=(alive,)))
-
-    def _last_moved_s(self) -> float:
-        """When this device last computed, dialled, sent or received anything."""
-        streams = self.control, *self.neighbours.values()
-        return max(self._moved_s, *(each.last_moved_s for each in streams))
-
-
-def _peak_bytes() -> int:
-    """Return the peak memory of this process in bytes; it may be the parent's peak if that was
-    larger."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
-def _shapes(frame: Frame) -> Shapes:
-    """Return the rows and positions of each micro-batch of a step."""
-    (tensor,) = frame.only(1)
-    fits = tensor.dtype == torch.int64 and tensor.dim() == 2 and tensor.shape[1] == 2
-    if not fits or not len(tensor):
-        raise WireError(f"BEGIN of {tensor.dtype} {list(tensor.shape)}, expected shapes")
-    shapes: list[tuple[int, int]] = [(rows, positions) for rows, positions in tensor.tolist()]
-    if min(map(min, shapes)) < 1 or sum(rows for rows, _ in shapes) > _MOST_ROWS:
-        raise WireError(f"BEGIN of shapes {min(shapes)} to {max(shapes)}")
-    return shapes
-
-
-def _numbers(frame: Frame, count: int) -> list[float]:
-    (tensor,) = frame.only(1)
-    if tensor.shape != (count,) or not bool(torch.isfinite(tensor).all()):
-        raise WireError(f"{frame.kind.name} of {list(tensor.shape)}, expected {count} numbers")
-    numbers: list[float] = tensor.tolist()
-    return numbers
+                self.control.send(alive)

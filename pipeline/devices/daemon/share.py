@@ -13,18 +13,29 @@ from typing import Literal
 
 from torch import Tensor
 
-from collapipe.errors import WireError
+from collapipe.errors import LinkError, WireError
 from collapipe.models.part import Part
 from collapipe.plan import common_rows
 from collapipe.tensors import Tensors
+from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.parts import grouped, joined, numbered, separated
+from collapipe.wire.streams import FrameStream
 from pipeline.devices.block_form import BlockForm
-from pipeline.devices.messages import PartHeader, SegmentDescription, ShareHeader
+from pipeline.devices.encoding import as_bytes, unpacked
+from pipeline.devices.hops import HopError
+from pipeline.devices.messages import (
+    SHARE,
+    PartHeader,
+    SegmentDescription,
+    ShareHeader,
+    neighbour_name,
+)
 from pipeline.segment import SharedSegment
 from pipeline.stage import Passed, SegmentStage
 
 Header = PartHeader | ShareHeader
 Packed = tuple[Header, Callable[[], Tensor]]
+_MOST_AT_ONCE = 64  # parts of a device; else it could keep this one from its commands
 _GRADIENTS: Literal["gradients"] = "gradients"
 _WEIGHTS: Literal["weights"] = "weights"
 
@@ -55,6 +66,7 @@ class Exchange:
     """
 
     def __init__(self, description: SegmentDescription, forms: Mapping[str, BlockForm]) -> None:
+        self._round_and_epoch = description.round, description.epoch
         self._own, self._forms = description.member, list(forms.values())
         self._leaders = dict(zip(forms, description.leaders, strict=True))
         self._shares = {each: description.shares_of(each) for each in description.others}
@@ -92,6 +104,30 @@ class Exchange:
             if name in self._led[self._own]
         }
         return _packed(ShareHeader(_WEIGHTS, 0), named) if named else iter(())
+
+    def take_waiting(self, streams: Mapping[str, FrameStream], step: int) -> bool:
+        """Take some of the parts that other devices have sent in a step, by their ``streams``.
+        Returns whether more may wait. Raises ``HopError`` for an invalid one."""
+        left = False
+        for member in self._shares:
+            name = neighbour_name(SHARE, member)
+            stream = streams[name]
+            for _ in range(_MOST_AT_ONCE):
+                if not stream.waiting():
+                    break
+                try:
+                    self._take_frame(member, stream.receive(0), step)
+                except (LinkError, WireError) as error:
+                    raise HopError(name, str(error)) from error
+            else:
+                left = True
+        return left
+
+    def _take_frame(self, member: int, frame: Frame, now: int) -> None:
+        if frame.kind != FrameKind.PART or (frame.round, frame.epoch) != self._round_and_epoch:
+            raise WireError(f"{frame.kind.name} of round {frame.round}, epoch {frame.epoch}")
+        header, data = frame.only(2)
+        self.take(member, unpacked(ShareHeader, header), frame.step, as_bytes(data), now)
 
     def take(self, member: int, header: ShareHeader, step: int, data: bytes, now: int) -> None:
         """Keep a part of another device. Raises ``WireError`` if it is invalid, or of another step

@@ -3,15 +3,16 @@
 import pytest
 
 from collapipe.errors import WireError
-from pipeline.devices import messages
-from pipeline.devices.messages import PartHeader, Trouble, packed, place_of, unpacked
+from pipeline.devices import encoding
+from pipeline.devices.encoding import packed, unpacked
+from pipeline.devices.messages import PartHeader, Trouble, place_of
 
 
 def test_the_validator_of_a_message_type_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """This saves time, because each part of each copy has a header."""
     header = PartHeader("blocks.0", 0)
     assert unpacked(PartHeader, packed(header)) == header
-    monkeypatch.setattr(messages, "TypeAdapter", None)
+    monkeypatch.setattr(encoding, "TypeAdapter", None)
     assert unpacked(PartHeader, packed(header)) == header
 
 

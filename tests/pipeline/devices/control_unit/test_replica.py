@@ -28,7 +28,8 @@ from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.session import Session
-from pipeline.devices.messages import PartHeader, as_tensor, packed
+from pipeline.devices.encoding import as_tensor, packed
+from pipeline.devices.messages import PartHeader
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.phase_timer import PhaseTimer

@@ -76,8 +76,8 @@ def test_a_sign_of_life_says_for_how_long_nothing_has_moved(moved: str, expected
     now = time.monotonic()
     control.last_moved_s = now - (100 if moved == "control" else 400)
     neighbour.last_moved_s = now - (200 if moved == "neighbour" else 400)
-    session._moved_s = now - 300
-    session._busy_since = now - 300 if moved == "busy" else None
+    session.activity.moved_s = now - 300
+    session.activity.busy_since = now - 300 if moved == "busy" else None
     sent = list[Frame]()
     looks: Any = Mock(wait=lambda _: bool(sent))
     control.send = sent.append  # type: ignore[method-assign]
@@ -94,13 +94,13 @@ def test_waiting_for_weights_is_neither_busy_nor_compute_time() -> None:
     none: Any = None
     session = Session(streams, none, none, arrived, threading.Event())
     hops: Any = SimpleNamespace(receive=lambda action: (), send=lambda action, made: None)
-    ports, action = TimedPorts(hops, (), session._set_busy, arrived), Action(FORWARD, 0)
+    ports, action = TimedPorts(hops, (), session.activity.set_busy, arrived), Action(FORWARD, 0)
     began_s = time.monotonic()
     ports.receive(action)
     seen = list[float | None]()
 
     def has(block: str) -> bool:
-        seen.append(session._busy_since)
+        seen.append(session.activity.busy_since)
         time.sleep(0.05)
         arrived.set()
         return len(seen) > 2

@@ -30,6 +30,7 @@ from collapipe.models.description import describe, from_description
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import PIECE_BYTES
+from pipeline.devices.encoding import as_bytes, as_tensor, packed
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
@@ -38,10 +39,7 @@ from pipeline.devices.messages import (
     SESSION,
     SHARE,
     PartHeader,
-    as_bytes,
-    as_tensor,
     neighbour_name,
-    packed,
     secret_for,
 )
 

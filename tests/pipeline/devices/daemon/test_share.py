@@ -13,14 +13,13 @@ from collapipe.plan import Span
 from collapipe.wire.parts import joined
 from pipeline.devices.block_form import block_forms
 from pipeline.devices.daemon.share import Exchange
+from pipeline.devices.encoding import as_json, from_json
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
     SHARE,
     SegmentDescription,
     ShareHeader,
-    as_json,
-    from_json,
     neighbour_name,
     place_of,
 )

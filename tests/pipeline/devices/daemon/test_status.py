@@ -23,7 +23,8 @@ from collapipe.wire.channels import DeviceAddress, Dialer
 from pipeline.devices.control_unit.connection import ask_status
 from pipeline.devices.daemon import server
 from pipeline.devices.daemon.server import Daemon, DeviceSettings
-from pipeline.devices.messages import DeviceStatus, as_json, from_json
+from pipeline.devices.encoding import as_json, from_json
+from pipeline.devices.messages import DeviceStatus
 
 OPEN = Dialer(None)
 
