@@ -90,6 +90,7 @@ OWN = {
         "collapipe.wire.channels",
         "collapipe.wire.compression",
         "collapipe.wire.frames",
+        "collapipe.wire.grpc_errors",
         "collapipe.wire.parts",
         "collapipe.wire.streams",
     ),

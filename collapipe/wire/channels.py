@@ -15,7 +15,8 @@ from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.verified_channel import cause, dial, require_loopback
 from collapipe.errors import BrokenLinkError, BusyLinkError, LinkError, RefusedLinkError, WireError
-from collapipe.wire.streams import ACCEPTED, PIECE_BYTES, FrameStream
+from collapipe.wire.pieces import PIECE_BYTES
+from collapipe.wire.streams import ACCEPTED, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
 _MESSAGE_BYTES = PIECE_BYTES + 1024

@@ -7,37 +7,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-import grpc
-
-from collapipe.errors import (
-    BrokenLinkError,
-    BusyLinkError,
-    LinkError,
-    RefusedLinkError,
-    WireError,
-    one_line,
-)
+from collapipe.errors import LinkError, WireError
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.grpc_errors import broken
+from collapipe.wire.pieces import Cutter, Joiner
 
-PIECE_BYTES = 512 * 1024  # most of a message
-_LEAST_PIECE_BYTES = 64 * 1024  # smallest piece, for a slow link
-_SLOW_S, _QUICK_S = 0.25, 0.05  # after a slow piece pieces get smaller, and larger after
-_MANY_QUICK = 8  # this many quick pieces in a row; buffers accept the first few at once
 WINDOW = 4  # most activations or gradients that are sent but not yet received by the peer's code
 CREDITED = WINDOW // 2  # frames that one credit allows; with 1, twice as many credits are sent
 _FEW = 32  # frames to send; the owner may wait until no more are left
 _MOST_WAITING = 64  # most frames that have arrived and wait for ``receive``
-_MORE, _LAST = 0, 1  # first byte of a piece
-_PART = 2  # added to the first byte: a piece of a part; other frames may come between its pieces
 ACCEPTED = b"\4"  # instead of a piece: the other end has accepted the stream
 _COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT
-_ENDS = {
-    grpc.StatusCode.UNIMPLEMENTED: RefusedLinkError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: BusyLinkError,
-    **dict.fromkeys((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED), BrokenLinkError),
-    **dict.fromkeys((grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL), BrokenLinkError),
-}
 
 
 class FrameStream:
@@ -77,7 +58,7 @@ class FrameStream:
         self._unmade = 0  # parts that are not made yet
         # sent but not credited, received but not credited
         self._credit, self._uncredited = WINDOW, 0
-        self._piece_bytes, self._quick = _LEAST_PIECE_BYTES, 0  # of the next piece
+        self._cutter, self._joiner = Cutter(), Joiner()
         self._closed = False
         self._until: Callable[[], bool] | None = None  # when ``outgoing`` ends
         self._cancel: Callable[[], object] = lambda: None
@@ -89,10 +70,9 @@ class FrameStream:
             if self._closed:
                 return
             if frame.kind == FrameKind.PART:
-                self._unmade += 1
-                self._parts.append(lambda: frame)
-            else:
-                (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
+                self.send_later(lambda: frame)
+                return
+            (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
             self._to_send.notify()
 
     def backlog(self) -> tuple[int, int]:
@@ -196,19 +176,9 @@ class FrameStream:
             self.bytes_out += len(message) - 1
             began_s = time.monotonic()
             yield message
-            self._adapt(len(message), time.monotonic() - began_s)
+            self._cutter.adapt(len(message), time.monotonic() - began_s)
             if self.backlog()[0] == _FEW:
                 self.arrived.set()
-
-    def _adapt(self, size: int, seconds: float) -> None:
-        """Choose the size of pieces, so that one takes neither long nor much processor time, after
-        gRPC has taken a message of this ``size`` in so many ``seconds``."""
-        if seconds > _SLOW_S:
-            self._piece_bytes, self._quick = max(self._piece_bytes // 2, _LEAST_PIECE_BYTES), 0
-        elif seconds < _QUICK_S and size > self._piece_bytes:
-            self._quick += 1
-            if self._quick == _MANY_QUICK:
-                self._piece_bytes, self._quick = min(2 * self._piece_bytes, PIECE_BYTES), 0
 
     def on_close(self, cancel: Callable[[], object]) -> None:
         """Have ``close`` call ``cancel``; call it now if the stream is already closed."""
@@ -227,8 +197,14 @@ class FrameStream:
         """Read all ``messages`` until the stream ends, and queue their frames for ``receive``."""
         ended: LinkError | WireError = LinkError(f"{self.peer}: ended the stream")
         try:
-            for data in self._joined(messages):
-                self._take(frames.decode(data), len(data))
+            for message in messages:
+                self.last_received_s = time.monotonic()
+                if message == ACCEPTED:
+                    self._accept()
+                elif (data := self._joiner.joined(message, self.max_bytes)) is None:
+                    self.last_moved_s = self.last_received_s
+                else:
+                    self._take(frames.decode(data), len(data))
         except WireError as error:
             ended = WireError(f"{self.peer}: {error}")
         except Exception as error:  # gRPC's, a doorkeeper's, or no memory
@@ -238,6 +214,11 @@ class FrameStream:
             self._ended = ended
             self._wake_readers()
         self.arrived.set()
+
+    def _accept(self) -> None:
+        with self._changed:
+            self._accepted = True
+            self._changed.notify_all()
 
     def _end(self) -> LinkError | WireError:
         """Copy the error that ended the stream: its traceback would keep frames in memory."""
@@ -287,28 +268,14 @@ class FrameStream:
                 if piece is None:
                     return
             elif isinstance(found, Frame):
-                for own in self._pieces(found):
+                for own in self._cutter.pieces(found):
                     yield own
                     if found.kind != FrameKind.ALIVE:
                         self.last_moved_s = time.monotonic()
                 if found.kind in _COUNTED:
                     self.on_sent(found)
             else:
-                part = self._pieces(self._made(found))
-
-    def _pieces(self, frame: Frame) -> Iterator[bytes]:
-        """Yield a frame's bytes in pieces. Each piece is copied once, when it is yielded."""
-        lane = _PART if frame.kind == FrameKind.PART else 0
-        piece, room = list[memoryview](), self._piece_bytes
-        for buffer in frames.buffers(frame):
-            start = 0
-            while len(buffer) - start > room:
-                yield b"".join((bytes([lane | _MORE]), *piece, buffer[start : start + room]))
-                start += room
-                piece, room = [], self._piece_bytes
-            piece.append(buffer[start:])
-            room -= len(buffer) - start
-        yield b"".join((bytes([lane | _LAST]), *piece))
+                part = self._cutter.pieces(self._made(found))
 
     def _made(self, make: Callable[[], Frame]) -> Frame:
         try:
@@ -340,43 +307,3 @@ class FrameStream:
                 if self._until is not None and self._until():
                     return None
                 self._to_send.wait()
-
-    def _joined(self, messages: Iterable[bytes]) -> Iterator[bytearray]:
-        """Yield frames' bytes, joined from their pieces.
-
-        Raises ``WireError`` before it keeps more than ``max_bytes`` of one frame.
-        """
-        lanes = {0: bytearray(), _PART: bytearray()}
-        for message in messages:
-            self.last_received_s = time.monotonic()
-            if message == ACCEPTED:
-                with self._changed:
-                    self._accepted = True
-                    self._changed.notify_all()
-                continue
-            if not message or message[0] > _PART | _LAST or len(message) > PIECE_BYTES + 1:
-                raise WireError(f"a message of {len(message):,} bytes is not a piece of a frame")
-            lane = message[0] & _PART
-            if len(lanes[lane]) + len(message) - 1 > self.max_bytes:
-                raise WireError(f"a frame of more than {self.max_bytes:,} bytes")
-            lanes[lane] += memoryview(message)[1:]
-            if message[0] & _LAST:
-                yield lanes[lane]
-                lanes[lane] = bytearray()
-            else:
-                self.last_moved_s = self.last_received_s
-
-
-def broken(peer: str, error: Exception) -> LinkError:
-    """Convert the error that ended a stream to ``peer``; gRPC's status code decides its class."""
-    kind = _ENDS.get(error.code(), LinkError) if isinstance(error, grpc.Call) else LinkError
-    return kind(f"{peer}: {reason(error)}")
-
-
-def reason(error: Exception) -> str:
-    """Return gRPC's status code and details as one line."""
-    if isinstance(error, grpc.Call):
-        return f"{error.code().name}: {one_line(error.details())}"
-    if isinstance(error, grpc.RpcError):  # raised on the server's side, without details
-        return "closed the connection"
-    return one_line(error)

@@ -20,7 +20,8 @@ from collapipe.errors import (
 from collapipe.plan import ClusterPlan
 from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream, reason
+from collapipe.wire.grpc_errors import reason
+from collapipe.wire.streams import FrameStream
 from pipeline.devices.encoding import from_json, numbers, unpacked
 from pipeline.devices.messages import (
     CONTROL,

@@ -12,7 +12,8 @@ from frame_bytes import encode
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire.frames import Frame, FrameKind, decode
-from collapipe.wire.streams import CREDITED, PIECE_BYTES, WINDOW, FrameStream
+from collapipe.wire.pieces import PIECE_BYTES
+from collapipe.wire.streams import CREDITED, WINDOW, FrameStream
 
 SMALL = Frame(FrameKind.READY, 1, 2, 3)
 LARGE = Frame(FrameKind.LOAD, 1, 2, 3, (torch.zeros(1000, dtype=torch.uint8),))

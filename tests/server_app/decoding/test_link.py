@@ -42,7 +42,8 @@ from collapipe.wire.link import (
     self_signed,
 )
 from collapipe.wire.messages import LinkAddress
-from collapipe.wire.streams import PIECE_BYTES, WINDOW, FrameStream
+from collapipe.wire.pieces import PIECE_BYTES
+from collapipe.wire.streams import WINDOW, FrameStream
 from server_app.decoding import link as link_server
 from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer
