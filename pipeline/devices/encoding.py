@@ -80,12 +80,15 @@ def numbers(frame: Frame, count: int) -> list[float]:
     return found
 
 
-def shapes(frame: Frame) -> Shapes:
-    """Return the rows and positions of each micro-batch of a step."""
+def shapes(frame: Frame, most: int) -> Shapes:
+    """Return the rows and positions of each micro-batch of a step. Raises ``WireError`` if they are
+    invalid, or not 1 to ``most``."""
     (tensor,) = frame.only(1)
     fits = tensor.dtype == torch.int64 and tensor.dim() == 2 and tensor.shape[1] == 2
-    if not fits or not len(tensor):
-        raise WireError(f"BEGIN of {tensor.dtype} {list(tensor.shape)}, expected shapes")
+    if not fits or not 1 <= len(tensor) <= most:
+        raise WireError(
+            f"BEGIN of {tensor.dtype} {list(tensor.shape)}, expected 1 … {most} micro-batches"
+        )
     found: list[tuple[int, int]] = [(rows, positions) for rows, positions in tensor.tolist()]
     if min(map(min, found)) < 1 or sum(rows for rows, _ in found) > _MOST_ROWS:
         raise WireError(f"BEGIN of shapes {min(found)} to {max(found)}")

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from collapipe.errors import LinkError, WireError
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import WINDOW, FrameStream
 from pipeline.devices.fence import Fence, check_like_embedding
-from pipeline.devices.messages import BEFORE, BEHIND, neighbour_name
+from pipeline.devices.messages import BEFORE, BEHIND, SegmentDescription, neighbour_name, place_of
 from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import Passed
 
@@ -46,6 +46,15 @@ class Side:
 
     streams: Mapping[int, FrameStream]
     split: Callable[[int], Sequence[tuple[int, int]]] = lambda rows: [(0, rows)]
+
+    @classmethod
+    def of(
+        cls, own: SegmentDescription, neighbours: Mapping[str, FrameStream], side: str
+    ) -> "Side":
+        """Choose the ``side`` of a device from the streams of all its neighbours by their names."""
+        places = ((place_of(name), stream) for name, stream in neighbours.items())
+        streams = {at[1]: stream for at, stream in places if at is not None and at[0] == side}
+        return cls(streams, cache(partial(own.rows_with, side)))  # asked for every action
 
     def used(self, rows: int) -> list[tuple[int, FrameStream, int, int]]:
         """Return the number, the stream and the range of rows of each device that has rows."""

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ from pipeline.devices.messages import (
     SegmentDescription,
     Trouble,
     neighbour_name,
-    place_of,
     secret_for,
 )
 from pipeline.stage import run_stage
@@ -59,8 +58,7 @@ class Session:
 
     Any control frame but a part aborts the running step. ``neighbours`` are the streams of
     neighbours by their names. ``arrived`` is set by every stream of the session, and whenever
-    ``leaving`` is set.
-    ``held`` and ``neighbours`` change together, under a lock.
+    ``leaving`` is set. ``held`` and ``neighbours`` change together, under a lock.
     """
 
     control: FrameStream
@@ -71,6 +69,8 @@ class Session:
     held: HeldSegment | None = None
     neighbours: dict[str, FrameStream] = field(default_factory=dict)
     activity: Activity = field(default_factory=Activity)
+    # the command that brought ``held``
+    _loaded: Frame = field(default_factory=lambda: Frame(FrameKind.LOAD, 0, 0, 0))
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
@@ -84,7 +84,7 @@ class Session:
         except (LinkError, WireError) as error:
             _log.info("%s", error)
         except Interrupted:
-            self._report(LinkError("this device is leaving"), None)
+            self._report(LinkError("this device is leaving"), self._loaded)
         finally:
             done.set()
             self._release()  # at once, because the next session needs the memory
@@ -146,6 +146,7 @@ class Session:
         description = unpacked(SegmentDescription, frame.only(1)[0])
         with self.activity.busy(after_s=_IMPORTS_S):
             self.held = self.hold(description, earlier)
+        self._loaded = frame
         self.control.max_bytes = max(self.control.max_bytes, self.held.part_bytes)
         span = description.span
         _log.info(
@@ -195,17 +196,13 @@ class Session:
         The first forward pass waits for each block's weights, which may still arrive.
         """
         held = self._held(frame)
-        d, step_shapes = held.description, shapes(frame)
-        sizes = [rows for rows, _ in step_shapes]
-        if len(sizes) > d.num_micro_batches:
-            raise WireError(
-                f"a step of {len(sizes)} micro-batches, expected 1 … {d.num_micro_batches}"
-            )
-        fence = Fence.of(d, held.spec, frame.step, step_shapes)
+        d = held.description
+        fence = Fence.of(d, held.spec, frame.step, shapes(frame, d.num_micro_batches))
+        sizes = [rows for rows, _ in fence.shapes]
         if not d.neighbours <= self.neighbours.keys():
             raise LinkError("a neighbour has not dialled yet")
         check_read(self.neighbours)
-        before, after = (self._side(d, each) for each in (BEFORE, BEHIND))
+        before, after = (Side.of(d, self.neighbours, each) for each in (BEFORE, BEHIND))
         returns = d.first_trained < d.span.stop
         hops = StreamPorts(before, after, fence, self._wait, sizes, returns)
         around = *before.streams.values(), *after.streams.values()
@@ -214,17 +211,14 @@ class Session:
         actions = schedule.build(d.schedule, d.num_segments, len(sizes))[d.stage]
         for done, _ in enumerate(run_stage(actions, stage, ports)):
             self.activity.progress = frame, done
-            self._check()
+            self._take_parts()
+            self._check_commands()
         self.activity.progress = frame, len(actions)
         self._wait(lambda: ports.all_sent() and held.built)  # a device without rows has not waited
         norms = torch.tensor(self._norms(held, frame), dtype=torch.float64)
-        self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
-
-    def _side(self, own: SegmentDescription, side: str) -> Side:
-        """Return the streams to the devices of the stage on a ``side``, by their numbers."""
-        places = ((place_of(name), stream) for name, stream in self.neighbours.items())
-        streams = {at[1]: stream for at, stream in places if at is not None and at[0] == side}
-        return Side(streams, cache(partial(own.rows_with, side)))  # asked for every action
+        sent = sum(stream.bytes_out for stream in self.neighbours.values())
+        usage = torch.tensor([sent, peak_bytes()], dtype=torch.float64)
+        self._answer(frame, FrameKind.NORMS, norms, ports.table(), usage)
 
     def _wait_for(self, held: HeldSegment, ports: TimedPorts, block: str) -> None:
         """Wait for a block's weights during an action, which begins after them."""
@@ -241,24 +235,18 @@ class Session:
                 stream = self.neighbours[neighbour_name(SHARE, member)]
                 self._send_later(stream, frame, held.gradients_for(member))
             self.activity.progress = frame, self.activity.progress[1] + 1
-            step = frame.step
-            self._wait(lambda: self._took_shares(exchange, step) and exchange.has_gradients(step))
+            complete = partial(self._exchanged, exchange, frame.step, exchange.has_gradients)
+            self._wait(complete)
         with self.activity.busy():
             held.add_up(frame.step)
             return [part.squared_norm() for part in held.led]
 
-    def _took_shares(self, exchange: Exchange, step: int) -> bool:
+    def _exchanged(self, exchange: Exchange, step: int, arrived: Callable[[int], bool]) -> bool:
         """Take some of the parts that other devices of the segment have sent in a step. Returns
-        true."""
+        whether all of them have ``arrived``."""
         if exchange.take_waiting(self.neighbours, step):
             self.arrived.set()
-        return True
-
-    def _usage(self) -> Tensor:
-        """Return float64 [2]: bytes sent to the neighbours, and the peak resident memory in
-        bytes."""
-        sent = sum(stream.bytes_out for stream in self.neighbours.values())
-        return torch.tensor([sent, peak_bytes()], dtype=torch.float64)
+        return arrived(step)
 
     def _step(self, frame: Frame) -> None:
         held = self._held(frame)
@@ -270,12 +258,9 @@ class Session:
             weights = list(exchange.weights_of(held.parts))
             for member in held.description.others:
                 self._send_later(self.neighbours[neighbour_name(SHARE, member)], frame, weights)
-            arrived = partial(exchange.has_weights, frame.step)
-            self._wait(
-                lambda: self._given_up() or (self._took_shares(exchange, frame.step) and arrived()),
-                interruptible=False,
-            )
-            if not arrived():
+            complete = partial(self._exchanged, exchange, frame.step, exchange.has_weights)
+            self._wait(lambda: self._given_up() or complete(), interruptible=False)
+            if not exchange.has_weights(frame.step):
                 return
         with self.activity.busy():
             held.finish(frame.step)
@@ -306,8 +291,7 @@ class Session:
         self._send_parts(frame)
 
     def _send_time(self, frame: Frame) -> None:
-        now = torch.tensor(time.monotonic(), dtype=torch.float64)
-        self._answer(frame, FrameKind.CLOCK, now)
+        self._answer(frame, FrameKind.CLOCK, torch.tensor(time.monotonic(), dtype=torch.float64))
 
     def _send_parts(self, frame: Frame) -> None:
         self._send_later(self.control, frame, self._held(frame).packed_parts())
@@ -330,24 +314,16 @@ class Session:
     def _answer(self, frame: Frame, kind: FrameKind, *tensors: Tensor) -> None:
         self.control.send(replace(frame, kind=kind, tensors=tensors))
 
-    def _report(self, error: Exception, frame: Frame | None) -> None:
+    def _report(self, error: Exception, frame: Frame) -> None:
         blamed = error.neighbour if isinstance(error, HopError) else None
         trouble = Trouble(type(error).__name__, one_line(error), blamed)
         _log.warning("%s: %s", trouble.kind, trouble.message)
-        own = self.held.description if self.held is not None else None
-        place = (own.round, 0, own.epoch) if own is not None else (0, 0, 0)
-        round_, step, epoch = (frame.round, frame.step, frame.epoch) if frame else place
-        self.control.send(Frame(FrameKind.FAILED, round_, step, 0, (packed(trouble),), epoch))
+        self._answer(frame, FrameKind.FAILED, packed(trouble))
 
     def _give_up(self) -> None:
         self.activity.set_busy(None)
         if self.held is not None:
             self.held.forget()
-
-    def _check(self) -> None:
-        """Take parts, and raise ``Interrupted`` as ``_check_commands`` does."""
-        self._take_parts()
-        self._check_commands()
 
     def _check_commands(self) -> None:
         """Raise ``Interrupted`` if the daemon leaves, or a control frame other than a part
@@ -361,7 +337,8 @@ class Session:
             if self.leaving.is_set():
                 raise Interrupted
             if interruptible:
-                self._check()
+                self._take_parts()
+                self._check_commands()
             if not condition():
                 self.arrived.wait(ALIVE_S)
 
