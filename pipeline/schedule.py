@@ -70,8 +70,8 @@ def kept(name: str, num_segments: int, num_micro_batches: int) -> tuple[int, ...
 
 
 def embedding(name: str, num_segments: int, num_micro_batches: int) -> tuple[Action, ...]:
-    """Return the actions of the stage before the first segment: those of the first of one more
-    segments. So it is one micro-batch ahead, and no segment waits for a gradient's way back."""
+    """Return the actions of the stage before the first segment, as if it were one more segment. So
+    it is one micro-batch ahead, and no segment waits for a gradient's way back."""
     return build(name, num_segments + 1, num_micro_batches)[0]
 
 

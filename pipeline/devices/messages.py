@@ -83,11 +83,11 @@ class SegmentDescription(RoundDescription):
 
     ``session`` is the secret for this segment's streams. ``memory_bytes`` is the planned memory.
     Weights are as of step ``base`` (-1: the round's start); a device reuses the blocks that it
-    already has. ``shares`` are the planned rows of the segment's shares. ``cuts`` has one past the
-    last share of each of the segment's devices, of which this one is number ``member``.
-    ``rows_before`` and ``rows_behind`` are the planned rows of each device of the stages around
-    this one; the control unit has all. This device dials the ``peers``; its other neighbours dial
-    it, or the control unit in their place. A block's leader steps it and has its optimiser state.
+    already has. ``shares`` are the planned rows of the segment's shares. ``cuts`` has the end of
+    each device's range of shares; this device is number ``member``. ``rows_before`` and
+    ``rows_behind`` are the planned rows of each device of the stages around this one; the control
+    unit has all. This device dials the ``peers``; its other neighbours, or the control unit in
+    their place, dial it. A block's leader steps it and has its optimiser state.
 
     Raises ``WireError`` for more blocks than ``MOST_BLOCKS``, or a schedule that would take long to
     build.
@@ -171,8 +171,8 @@ class SegmentDescription(RoundDescription):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The ``blocks`` that a device lacks, and the ones whose ``frozen`` weights it also lacks. Of
-    ``states`` it lacks only the optimiser's state. ``host`` is the device's machine."""
+    """The ``blocks`` that a device lacks, and those of them whose ``frozen`` weights it lacks. Of
+    the blocks in ``states`` it lacks only the optimiser state. ``host`` is the device's machine."""
 
     blocks: tuple[str, ...]
     frozen: tuple[str, ...]
@@ -190,9 +190,9 @@ class PartHeader:
 
 @dataclass(frozen=True, slots=True)
 class ShareHeader:
-    """What a device of a shared segment sends another one, and the number of parts that follow:
-    the gradients of a ``share`` for the blocks that the receiver leads, or the weights after a step
-    of those that the sender leads."""
+    """The content of a part that a device of a shared segment sends to another one, and the number
+    of parts that follow. Gradients are those of a ``share`` for the blocks that the receiver leads,
+    weights those after a step of the blocks that the sender leads."""
 
     role: Literal["gradients", "weights"]
     left: CountFrom0

@@ -263,7 +263,7 @@ class RemoteSegments:
         return len(self._journal)
 
     def _keep_up(self) -> None:
-        """Wait if the replica lags too many steps, because the journal keeps those steps in memory.
+        """Wait while the replica lags too many steps, because the journal keeps them in memory.
 
         Raises ``StageError`` if a device sends no copies."""
         done, began = self._replica.step, self._placed.watch.awake_s

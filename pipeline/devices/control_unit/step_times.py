@@ -20,12 +20,12 @@ class StepTimes:
 
     ``forward_s`` and ``backward_s`` are by device, in the plan's order. ``send_s`` maps a device,
     or None for the control unit, to the time from the end of an action until its output was at a
-    waiting stage; a device that shares one and is never its last has none. ``gradients`` is which
-    part of a device's outputs in this mean were gradients. The head's answer takes ``head_s``, and
-    follows the one before after ``head_pace_s``, 0 if none had to wait. ``overhead_s`` is the part
-    of a step before the first action and after the last one. Devices that share the first stage
-    begin ``late_s`` later than tensors take, because they wait for weights of the last step.
-    ``step_s`` is the mean of all steps.
+    waiting stage; a device that shares one and is never its last has none. ``gradients`` is the
+    fraction of gradients among a device's outputs in this mean. The head answers after ``head_s``,
+    and ``head_pace_s`` after its last answer if it was busy; 0 if it never was. ``overhead_s`` is
+    the part of a step before the first action and after the last one. Devices that share the first
+    stage begin ``late_s`` after their tensors arrive, because they wait for weights of the last
+    step. ``step_s`` is the mean of all steps.
     """
 
     forward_s: tuple[float, ...]
@@ -137,8 +137,8 @@ class _Step:
             free_s = answered_s
 
     def own_sent(self) -> Iterator[float]:
-        """Yield the seconds in which outputs of the control unit came to the first device of a
-        stage that was waiting for them."""
+        """Yield the seconds from the end of the control unit's actions until their outputs were at
+        the first device of a stage that was waiting for them."""
         ended = {a: t[1] for a, t in self.own.embedding.items() if a.kind == FORWARD}
         ended |= {a: t[1] for a, t in self.own.head.items() if a.kind == BACKWARD}
         if len(self.rows[0]) > 1:  # which also waits for weights of the last step
@@ -150,8 +150,8 @@ class _Step:
                 yield max(0.0, times[1] - end_s)
 
     def sent(self, stage: int, device: str) -> Iterator[tuple[str, float]]:
-        """Yield the kind of action and the seconds in which its output came from a ``device`` of a
-        stage to one that was waiting for it, and received its other rows earlier."""
+        """Yield the kind of each action of a ``device``, and the seconds from its end until its
+        output was at a device that was waiting for it and had received its other rows."""
         sinks = {kind: list(self._sinks(stage, device, kind)) for kind in (FORWARD, BACKWARD)}
         for action, (_, _, end_s, sent_s) in self.rows[stage][device].items():
             # a device that sends no output has sent it at once
@@ -164,8 +164,8 @@ class _Step:
     def _sinks(
         self, stage: int, device: str, kind: str
     ) -> Iterator[tuple[Mapping[Action, Sequence[float]], list[_Rows]]]:
-        """Yield the times of each stage's device to which a ``device`` sends outputs of a kind of
-        action, or of the control unit, and the times of all devices that send to it."""
+        """Yield the times of each receiver of a ``device``'s outputs of a kind of action, and the
+        times of all devices that send to this receiver. It may be the control unit."""
         to, place = (stage + 1, stage) if kind == FORWARD else (stage - 1, stage - 1)
         if not 0 <= to < len(self.rows):
             own = {

@@ -177,7 +177,7 @@ class Session:
             self._answer(frame, FrameKind.BUILT)
 
     def _open_to(self, own: SegmentDescription, peer: Peer) -> None:
-        """Dial a neighbour, for which this device is before it or has another share."""
+        """Dial a device of the next stage, or another device of this segment."""
         side = SHARE if peer.neighbour.startswith(SHARE) else BEFORE
         self.activity.moved_s = time.monotonic()
         try:
@@ -270,8 +270,7 @@ class Session:
 
     def _may_change(self, held: HeldSegment) -> bool:
         """Whether the step may change the blocks: they have their optimiser state, and pending
-        copies are made. Also true if the control unit has left or sent another command, so that it
-        does not matter."""
+        copies are made. Also true if the step is given up."""
         self._take_parts()
         made = all(each.all_made() for each in (self.control, *self.neighbours.values()))
         return (made and held.complete) or self._given_up()
