@@ -23,8 +23,8 @@ from collapipe.step_law import StepLaw
 from collapipe.tensors import Tensors
 from collapipe.wire import messages
 from collapipe.wire.channels import Channels, Dialer, without_addresses
-from pipeline.devices.control_unit.step_times import StepTimes
 from pipeline.devices.control_unit.connection import ask_status
+from pipeline.devices.control_unit.step_times import StepTimes
 from pipeline.devices.messages import BRIEF
 
 _log = logging.getLogger(__name__)
