@@ -22,7 +22,7 @@ from collapipe.state import DeviceProfile
 from collapipe.step_law import StepLaw
 from collapipe.tensors import Tensors
 from collapipe.wire import messages
-from collapipe.wire.channels import Channels, Dialer, without_addresses
+from collapipe.wire.channels import Channels, Dialer, without_places
 from pipeline.devices.control_unit.connection import ask_status
 from pipeline.devices.control_unit.step_times import StepTimes
 from pipeline.devices.messages import BRIEF
@@ -151,5 +151,5 @@ class Devices:
         return found | {None: replace(this_host(), name="")}
 
     def redacted(self, text: str) -> str:
-        """Remove addresses from a text on devices, and put it on one line, for the server."""
-        return one_line(without_addresses(text, self.roster.values()))
+        """Return a text on devices in one line, without addresses and paths, for the server."""
+        return one_line(without_places(text, self.roster.values()))

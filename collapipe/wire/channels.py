@@ -47,7 +47,7 @@ _NEAR = (("grpc.http2.bdp_probe", 0),)
 DEVICE_OPTIONS = (*CHANNEL_OPTIONS, *_NEAR)
 DAEMON_OPTIONS = (*SERVER_OPTIONS, *_NEAR)
 Text = Annotated[str, Field(max_length=256)]  # a name, an address, a secret
-_ADDRESSES = re.compile(
+_PLACES = re.compile(
     r"""
     (?:ipv[46]:)?  # as gRPC has it
     (?:
@@ -56,6 +56,7 @@ _ADDRESSES = re.compile(
         |\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?  # 10.0.0.5:7700
         |[\w.-]+:\d{1,5}\b  # jetson.home:7700
     )
+    |(?<![\w.…/])~?(?:/[\w.+@-]+){2,}  # /home/ann/model
     """,
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
@@ -69,12 +70,12 @@ class DeviceAddress:
     address: Text
 
 
-def without_addresses(text: str, devices: Collection[DeviceAddress]) -> str:
-    """Replace every address in the text, and the hosts of these devices, by "…".
+def without_places(text: str, devices: Collection[DeviceAddress]) -> str:
+    """Replace every address and absolute path in the text, and the hosts of these devices, by "…".
 
     Device names are kept: they are all that readers without access to devices may see.
     """
-    text, names = _ADDRESSES.sub("…", text), {each.name for each in devices}
+    text, names = _PLACES.sub("…", text), {each.name for each in devices}
     for host in {each.address.rpartition(":")[0].strip("[]") for each in devices} - names:
         text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "…", text)
     return text

@@ -11,7 +11,7 @@ from collapipe.errors import NonFiniteLossError, StageError
 from collapipe.plan import ClusterPlan, SegmentPlan
 from collapipe.process import cancellation
 from collapipe.process.host import Host
-from collapipe.wire.channels import without_addresses
+from collapipe.wire.channels import without_places
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline import schedule
@@ -187,7 +187,7 @@ class Placement:
             if trouble := connection.troubles.get(self.common.epoch):
                 if trouble.kind == NonFiniteLossError.__name__:  # not the device's fault
                     devices = self.cluster.devices.values()
-                    raise NonFiniteLossError(without_addresses(trouble.message, devices))
+                    raise NonFiniteLossError(without_places(trouble.message, devices))
                 raise StageError(connection.name, f"{trouble.kind}: {trouble.message}")
 
     def blamed(self, error: StageError | HopError) -> StageError:

@@ -1,8 +1,8 @@
-"""Messages to others contain no address of an owner's device."""
+"""Messages to others contain no address of an owner's device, and no path on it."""
 
 import pytest
 
-from collapipe.wire.channels import DeviceAddress, without_addresses
+from collapipe.wire.channels import DeviceAddress, without_places
 
 DEVICES = [
     DeviceAddress("jetson", "jetson.home:7700"),
@@ -24,9 +24,12 @@ DEVICES = [
         ("C-ares status qtype=A name=jetson.home is_balancer=0", None),
         ("nano: hangs in one action for 12 s", "nano: hangs in one action for 12 s"),
         ("round, epoch, step, micro-batch (3, 0, 1, 0)", None),
+        ("No space left on device: '/home/ann/.cache/model'", "No space left on device: '…'"),
+        ("cannot read ~/models/small/config.json", "cannot read …"),
+        ("12 samples/s, forward/backward, 3/4 of 1/2, /metrics", None),
         ("4 blocks need 1,000 bytes; install 2.13.0", None),
     ],
 )
-def test_addresses_in_a_message_are_replaced(message: str, shown: str | None) -> None:
+def test_addresses_and_paths_in_a_message_are_replaced(message: str, shown: str | None) -> None:
     expected = message.replace("jetson.home", "…") if shown is None else shown
-    assert without_addresses(message, DEVICES) == expected
+    assert without_places(message, DEVICES) == expected
