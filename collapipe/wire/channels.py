@@ -1,11 +1,13 @@
 """Open a stream of frames to another machine, or serve one to a caller."""
 
+import logging
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import grpc
@@ -14,11 +16,21 @@ from pydantic import Field
 from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.verified_channel import cause, dial, require_loopback
-from collapipe.errors import BrokenLinkError, BusyLinkError, LinkError, RefusedLinkError, WireError
+from collapipe.errors import (
+    BrokenLinkError,
+    BusyLinkError,
+    LinkError,
+    RefusedLinkError,
+    WireError,
+    cause_of,
+)
+from collapipe.wire.data_connection import Connect, DataConnection, DataPort, Lane, Offer, connected
 from collapipe.wire.pieces import PIECE_BYTES
 from collapipe.wire.streams import ACCEPTED, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
+_ON_GRPC_S = 60.0  # for which messages stay on gRPC once a data connection could not be made
+_log = logging.getLogger(__name__)
 _MESSAGE_BYTES = PIECE_BYTES + 1024
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
@@ -138,6 +150,7 @@ class Channels:
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
         self._open: dict[tuple[DeviceAddress, str], tuple[grpc.Channel, bytes | None]] = {}
+        self._on_grpc_until = dict[DeviceAddress, float]()  # devices without data connections
 
     def __enter__(self) -> "Channels":
         return self
@@ -153,16 +166,22 @@ class Channels:
         arrived: threading.Event,
         metadata: Sequence[tuple[str, str]] = (),
         peer: str | None = None,
+        has_data: bool = False,
     ) -> FrameStream:
         """Open a stream to ``device``, which is named ``peer`` in errors, as ``open_stream`` does.
+
+        If the method ``has_data``, the device offers a data connection for its messages.
 
         Raises ``LinkError`` if the device cannot be reached or does not accept it.
         """
         until, dialer = time.monotonic() + self._dialer.timeout_s, self._dialer
         kept, how = (device, method) in self._open, (peer or device.name, max_bytes, arrived)
+        connect = partial(self._connected, device) if has_data else None
         while True:
             try:
-                return open_stream(self._channel(device, method, dialer), method, *how, metadata)
+                return open_stream(
+                    self._channel(device, method, dialer), method, *how, metadata, connect
+                )
             except (BusyLinkError, RefusedLinkError):  # over a channel that works
                 raise
             except LinkError as error:
@@ -183,6 +202,18 @@ class Channels:
         for device, method in [*self._open]:
             if device not in but:
                 self._forget(device, method)
+
+    def _connected(self, device: DeviceAddress, offer: Offer) -> DataConnection | None:
+        """Make a data connection to the device; None if that is not possible."""
+        if time.monotonic() < self._on_grpc_until.get(device, 0.0):
+            return None
+        try:
+            return connected(host_and_port(device.address)[0], offer)
+        except OSError as error:
+            self._on_grpc_until[device] = time.monotonic() + _ON_GRPC_S
+            why = cause_of(error)
+            _log.info("%s: port %d: %s; tensors stay on gRPC", device.name, offer.port, why)
+            return None
 
     def _forget(self, device: DeviceAddress, method: str) -> None:
         if (kept := self._open.pop((device, method), None)) is not None:
@@ -209,13 +240,18 @@ def open_stream(
     max_bytes: int,
     arrived: threading.Event,
     metadata: Sequence[tuple[str, str]] = (),
+    connect: Connect | None = None,
 ) -> FrameStream:
-    """Open a stream and wait until the peer accepts it with ``serve_stream``.
+    """Open a stream and wait until the peer accepts it with ``serve_stream``; ``connect`` takes up
+    the data connection that the peer then offers.
 
     Raises ``LinkError`` if the peer does not.
     """
     stream = FrameStream(peer, max_bytes, arrived)
-    start_stream(stream, channel, method, metadata)
+    if connect is None:
+        start_stream(stream, channel, method, metadata)
+    else:
+        _start_with_data(stream, channel, method, metadata, connect)
     try:
         # gRPC's initial metadata would say so too, but may never arrive if the call ends
         stream.wait_until_accepted(CONNECT_S)
@@ -238,6 +274,27 @@ def start_stream(
     return call
 
 
+def _start_with_data(
+    stream: FrameStream,
+    channel: grpc.Channel,
+    method: str,
+    metadata: Sequence[tuple[str, str]],
+    connect: Connect,
+) -> None:
+    lane = Lane()
+    outgoing = lane.caller_messages(stream.outgoing())
+    call = channel.stream_stream(method)(outgoing, metadata=tuple(metadata))
+
+    def end() -> None:
+        lane.close()
+        call.cancel()
+
+    stream.on_close(end)
+    _start(stream.feed_and_close, lane.to_caller(call, connect), f"from {stream.peer}")
+    if not call.add_callback(stream.close):  # the call has ended
+        stream.close()
+
+
 def accept_stream(
     stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
 ) -> None:
@@ -247,13 +304,24 @@ def accept_stream(
 
 
 def serve_stream(
-    stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
+    stream: FrameStream,
+    messages: Iterator[bytes],
+    context: grpc.ServicerContext,
+    port: DataPort | None = None,
 ) -> Iterator[bytes]:
-    """Receive the caller's messages, and yield the replies; the first one accepts the stream. It
-    ends with the caller's messages, or at an invalid frame."""
-    _accept(stream, stream.feed_and_close, messages, context)
-    yield ACCEPTED
-    yield from stream.outgoing()
+    """Receive the caller's messages, and yield the replies; the first one accepts the stream, and
+    offers a data connection on the ``port``. It ends with the caller's messages, or at an invalid
+    frame."""
+    if port is None:
+        _accept(stream, stream.feed_and_close, messages, context)
+        yield ACCEPTED
+        yield from stream.outgoing()
+        return
+    with port.offered() as (offer, made):
+        lane = Lane()
+        stream.on_close(lane.close)
+        _accept(stream, stream.feed_and_close, lane.to_device(messages, made), context)
+        yield from lane.device_messages(stream.outgoing(), offer)
 
 
 def _accept(

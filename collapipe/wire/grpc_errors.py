@@ -7,6 +7,7 @@ from collapipe.errors import (
     BusyLinkError,
     LinkError,
     RefusedLinkError,
+    cause_of,
     one_line,
 )
 
@@ -30,4 +31,4 @@ def reason(error: Exception) -> str:
         return f"{error.code().name}: {one_line(error.details())}"
     if isinstance(error, grpc.RpcError):  # raised on the server's side, without details
         return "closed the connection"
-    return one_line(error)
+    return cause_of(error)

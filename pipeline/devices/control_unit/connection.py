@@ -163,7 +163,9 @@ class DeviceConnection:
     ) -> FrameStream:
         """Open a stream; methods have separate channels, so commands do not wait for tensors."""
         try:
-            return self._channels.stream(self._device, method, max_bytes, arrived, metadata)
+            return self._channels.stream(
+                self._device, method, max_bytes, arrived, metadata, has_data=method == HOP
+            )
         except LinkError as error:
             raise StageError(self.name, str(error)) from error
 

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from collapipe import __version__
+from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Role
 from collapipe.credentials.verified_channel import Doorkeeper, require_loopback
@@ -21,6 +22,7 @@ from collapipe.process.allocator import return_large_blocks
 from collapipe.process.torch_device import CPU
 from collapipe.tensors import Tensors
 from collapipe.wire.channels import DAEMON_OPTIONS, Channels, DeviceAddress, Dialer, serve_stream
+from collapipe.wire.data_connection import DataPort
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
@@ -89,6 +91,7 @@ class Daemon:
             (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
         )
         self.address = f"{settings.listen.rpartition(':')[0]}:{self._port()}"
+        self._data = DataPort(host_and_port(settings.listen)[0])
 
     def __enter__(self) -> "Daemon":
         return_large_blocks()
@@ -98,6 +101,7 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self._ask_to_leave()
         self._server.stop(_GOODBYE_S).wait()
+        self._data.close()
         self._threads.shutdown(wait=False)
         self._channels.close()
 
@@ -167,7 +171,7 @@ class Daemon:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except BusyLinkError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
-        yield from serve_stream(stream, messages, context)
+        yield from serve_stream(stream, messages, context, self._data)
 
     def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         own, session = self._settings, self._session
@@ -228,7 +232,9 @@ class Daemon:
         self._channels.close(but=(neighbour, *named))  # a control unit may name any number
         metadata = (SESSION, session), (NEIGHBOUR, name)
         peer = f"{neighbour.name} ({neighbour.address})"
-        return self._channels.stream(neighbour, HOP, self._most, running.arrived, metadata, peer)
+        return self._channels.stream(
+            neighbour, HOP, self._most, running.arrived, metadata, peer, has_data=True
+        )
 
 
 def _flops_per_s(device: torch.device) -> float:

@@ -1,0 +1,310 @@
+"""A TCP connection that carries a device stream's messages for less processor time than gRPC.
+
+The device that serves the stream offers a port, a ticket and two keys on the gRPC stream, which TLS
+protects. The caller connects to the port and presents the ticket, which is valid once. Then both
+ends send all messages of the stream on this connection, each encrypted and authenticated
+(ChaCha20-Poly1305) with the key of its direction and its number. So a message that was changed,
+repeated, left out or reordered on the way ends the stream. The gRPC stream stays open: if it ends,
+for example because a certificate is revoked, the connection ends too.
+
+If the caller cannot connect to the port, for example because of a firewall, messages stay on the
+gRPC stream. The caller's first message there says which.
+"""
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from collapipe.errors import ConfigError, WireError, cause_of
+from collapipe.wire.pieces import PIECE_BYTES
+from collapipe.wire.streams import ACCEPTED
+
+_CONNECT_S = 2.0  # to connect, and to present a ticket
+_TICKET_BYTES, _KEY_BYTES, _TAG_BYTES, _NONCE_BYTES = 16, 32, 16, 12
+_LENGTH_BYTES = 4  # of a message's length, before it
+_MOST_BYTES = PIECE_BYTES + 1 + _TAG_BYTES  # of an encrypted message
+_MOST_STRANGERS = 32  # connections at the same time that have not presented a ticket
+_UNSENT_BYTES = 256 * 1024  # most in the system's buffer, so that no frame waits long there
+_ON_GRPC, _ON_CONNECTION = b"\5", b"\6"  # the caller's first message: where all others go
+Connect = Callable[["Offer"], "DataConnection | None"]
+"""Takes up an offer; None if it cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A port, the ticket that it expects, and the keys of the messages of both ends."""
+
+    port: int
+    ticket: bytes = field(repr=False)
+    caller_key: bytes = field(repr=False)
+    device_key: bytes = field(repr=False)
+
+    def packed(self) -> bytes:
+        """Return the offer as bytes, see ``unpacked``."""
+        return self.port.to_bytes(2) + self.ticket + self.caller_key + self.device_key
+
+    @staticmethod
+    def unpacked(packed: bytes) -> "Offer":
+        """Return the offer in these bytes. Raises ``WireError`` for another number of bytes."""
+        ends = 2, 2 + _TICKET_BYTES, 2 + _TICKET_BYTES + _KEY_BYTES
+        if len(packed) != ends[-1] + _KEY_BYTES:
+            raise WireError(f"an offer of a data connection has {len(packed)} bytes")
+        port, ticket, caller_key, device_key = (
+            packed[start:stop] for start, stop in zip((0, *ends), (*ends, None), strict=True)
+        )
+        return Offer(int.from_bytes(port), ticket, caller_key, device_key)
+
+
+class DataConnection:
+    """One end of a connection. One thread may ``send`` while another one does ``receive``."""
+
+    def __init__(self, connection: socket.socket, own_key: bytes, other_key: bytes) -> None:
+        self._socket, self._closed = connection, False
+        self._own, self._other = ChaCha20Poly1305(own_key), ChaCha20Poly1305(other_key)
+        self._num_sent = self._num_received = 0
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+
+    def send(self, message: bytes) -> None:
+        """Send a message. Raises ``OSError`` if the connection has ended."""
+        sealed = self._own.encrypt(self._num_sent.to_bytes(_NONCE_BYTES), message, None)
+        self._num_sent += 1
+        self._socket.sendall(len(sealed).to_bytes(_LENGTH_BYTES) + sealed)
+
+    def receive(self) -> bytes | None:
+        """Return the next message, or None at the connection's end.
+
+        Raises ``WireError`` for a message that is too long or not the peer's next one, and
+        ``OSError`` if the connection breaks.
+        """
+        try:
+            head = _read(self._socket, _LENGTH_BYTES)
+            length = int.from_bytes(head or b"")
+            if length > _MOST_BYTES:
+                raise WireError(f"a message of {length:,} bytes, at most {_MOST_BYTES:,}")
+            sealed = _read(self._socket, length) if head else None
+        except OSError:
+            if self._closed:
+                return None
+            raise
+        if sealed is None:
+            return None
+        try:
+            message = self._other.decrypt(self._num_received.to_bytes(_NONCE_BYTES), sealed, None)
+        except InvalidTag as error:
+            raise WireError("a message was not the peer's next one") from error
+        self._num_received += 1
+        return message
+
+    def greet(self) -> None:
+        """Show that this end has the keys, from when on it waits without a limit."""
+        self._socket.settimeout(None)  # first: after the greeting another thread receives
+        self.send(b"")
+
+    def check_greeting(self) -> None:
+        """Raise ``WireError`` or ``OSError`` unless the peer greets in time."""
+        if self.receive() != b"":
+            raise WireError("the port answered with something else")
+        self._socket.settimeout(None)
+
+    def close(self) -> None:
+        """End the connection. A call that waits returns None or raises ``OSError``."""
+        self._closed = True
+        with suppress(OSError):  # the peer has ended it
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes waiting threads
+        self._socket.close()
+
+
+class Lane:
+    """Where a stream's messages go, once that is decided: on a data connection, or on gRPC."""
+
+    def __init__(self) -> None:
+        self._decided = Future[DataConnection | None]()
+
+    def decide(self, connection: DataConnection | None) -> None:
+        """Choose the ``connection``, or gRPC if it is None. A closed lane ends the connection."""
+        try:
+            self._decided.set_result(connection)
+        except InvalidStateError:
+            if connection is not None:
+                connection.close()
+
+    def connection(self) -> DataConnection | None:
+        """Wait for the decision, and return it."""
+        return self._decided.result()
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+        self.decide(None)
+        if (connection := self.connection()) is not None:
+            connection.close()
+
+    def caller_messages(self, messages: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield what the caller sends on gRPC: its decision, and without a connection all
+        ``messages``."""
+        connection = self.connection()
+        yield _ON_GRPC if connection is None else _ON_CONNECTION
+        yield from self._sent(messages)
+
+    def device_messages(self, messages: Iterable[bytes], offer: Offer) -> Iterator[bytes]:
+        """Yield what the device sends on gRPC: its ``offer``, and without a connection all
+        ``messages``."""
+        yield ACCEPTED + offer.packed()
+        yield from self._sent(messages)
+
+    def to_caller(self, answers: Iterable[bytes], connect: Connect) -> Iterator[bytes]:
+        """Yield what the caller receives, from the device's ``answers`` on gRPC and then from where
+        all others go. Raises ``WireError`` for an invalid message."""
+        answers = iter(answers)
+        if (first := next(answers, None)) is None:
+            return
+        if not first.startswith(ACCEPTED):
+            raise WireError("the first message is no offer of a data connection")
+        yield ACCEPTED
+        self.decide(connect(Offer.unpacked(first[len(ACCEPTED) :])))
+        yield from self._received(answers)
+
+    def to_device(self, messages: Iterable[bytes], made: Future[DataConnection]) -> Iterator[bytes]:
+        """Yield what the device receives, if ``made`` has the caller's connection once there is
+        one. Raises ``WireError`` for an invalid message."""
+        messages = iter(messages)
+        if (first := next(messages, None)) is None:
+            return
+        if first not in (_ON_GRPC, _ON_CONNECTION) or (first == _ON_CONNECTION and not made.done()):
+            raise WireError("the first message does not say where the others go")
+        self.decide(made.result() if first == _ON_CONNECTION else None)
+        yield from self._received(messages)
+
+    def _sent(self, messages: Iterable[bytes]) -> Iterator[bytes]:
+        if (connection := self.connection()) is None:
+            yield from messages
+            return
+        with suppress(OSError):  # the thread that receives reports why
+            for message in messages:
+                connection.send(message)
+
+    def _received(self, messages: Iterator[bytes]) -> Iterator[bytes]:
+        if (connection := self.connection()) is None:
+            yield from messages
+            return
+        while (message := connection.receive()) is not None:
+            yield message
+
+
+class DataPort:
+    """Listens on a free port of ``host`` for the connections that it offers, until ``close``.
+    Raises ``ConfigError`` if it cannot listen."""
+
+    def __init__(self, host: str) -> None:
+        try:
+            self._listening = socket.create_server(
+                (host, 0),
+                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                dualstack_ipv6=host == "::",
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"{host}: cannot listen on a second port: {cause_of(error)}"
+            ) from error
+        self._port: int = self._listening.getsockname()[1]
+        self._closed = False
+        self._offers = dict[bytes, tuple[Offer, Future[DataConnection]]]()
+        self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
+        threading.Thread(target=self._accept, daemon=True, name="data port").start()
+
+    def close(self) -> None:
+        """Accept no more connections. The open ones belong to their streams."""
+        self._closed = True
+        with suppress(OSError):  # some systems refuse this for a listening socket
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    @contextmanager
+    def offered(self) -> Iterator[tuple[Offer, Future[DataConnection]]]:
+        """Return an offer and the connection that takes it up, which ends with the context."""
+        ticket, caller_key, device_key = map(
+            secrets.token_bytes, (_TICKET_BYTES, _KEY_BYTES, _KEY_BYTES)
+        )
+        offer = Offer(self._port, ticket, caller_key, device_key)
+        made = Future[DataConnection]()
+        self._offers[ticket] = offer, made
+        try:
+            yield offer, made
+        finally:
+            self._offers.pop(ticket, None)
+            if not made.cancel():
+                made.result().close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(_CONNECT_S)  # too many open files for now
+                continue
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
+            try:
+                threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+            except RuntimeError:  # too many threads: the caller stays on gRPC
+                self._strangers.release()
+                connection.close()
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Hand a connection with a valid ticket over, and close others."""
+        try:
+            made = self._taken_up(connection)
+        finally:
+            self._strangers.release()
+        if not made:
+            connection.close()
+
+    def _taken_up(self, connection: socket.socket) -> bool:
+        try:
+            ticket = _read(connection, _TICKET_BYTES, time.monotonic() + _CONNECT_S)
+            offer, made = self._offers.pop(bytes(ticket or b""))
+            own = DataConnection(connection, offer.device_key, offer.caller_key)
+            made.set_result(own)  # before the caller can decide
+            own.greet()
+        except (OSError, KeyError, InvalidStateError):  # a stranger, or the stream has ended
+            return False
+        return True
+
+
+def connected(host: str, offer: Offer) -> DataConnection:
+    """Take up an ``offer`` of the device ``host``. Raises ``OSError`` if this is not possible."""
+    connection = socket.create_connection((host, offer.port), _CONNECT_S)
+    made = DataConnection(connection, offer.caller_key, offer.device_key)
+    try:
+        connection.sendall(offer.ticket)
+        made.check_greeting()
+    except (OSError, WireError) as error:
+        made.close()
+        raise ConnectionError(cause_of(error)) from error
+    return made
+
+
+def _read(connection: socket.socket, count: int, until_s: float | None = None) -> bytearray | None:
+    """Return the next ``count`` bytes, or None if the connection ends before. Raises ``OSError`` if
+    it breaks, or at the time ``until_s`` of ``time.monotonic``."""
+    found, filled = bytearray(count), 0
+    while filled < count:
+        if until_s is not None:
+            connection.settimeout(max(until_s - time.monotonic(), 1e-3))
+        got = connection.recv_into(memoryview(found)[filled:])
+        if not got:
+            return None
+        filled += got
+    return found

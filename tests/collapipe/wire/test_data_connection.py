@@ -1,0 +1,283 @@
+"""A device stream's frames are the same over a data connection and over gRPC."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+
+import grpc
+import pytest
+import torch
+
+from collapipe.errors import LinkError, WireError
+from collapipe.wire import data_connection
+from collapipe.wire.channels import Channels, DeviceAddress, Dialer, serve_stream
+from collapipe.wire.data_connection import (
+    DataConnection,
+    DataPort,
+    Lane,
+    Offer,
+    connected,
+)
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream
+
+OWN, OTHER = bytes(32), bytes([1]) * 32
+SECONDS = 60.0
+
+
+def sockets() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a TCP connection on this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        one = socket.create_connection(listening.getsockname(), SECONDS)
+        other, _ = listening.accept()
+    other.settimeout(SECONDS)
+    return one, other
+
+
+def pair() -> tuple[DataConnection, DataConnection]:
+    """Return both ends of a data connection."""
+    one, other = sockets()
+    return DataConnection(one, OWN, OTHER), DataConnection(other, OTHER, OWN)
+
+
+def sealed(message: bytes, key: bytes = OWN) -> bytes:
+    """Return the bytes that ``send`` writes for a first message."""
+    writing, reading = sockets()
+    with writing, reading:
+        DataConnection(writing, key, OTHER).send(message)
+        return reading.recv(1000)
+
+
+def answers_to(data: bytes) -> DataConnection:
+    """Return an end whose peer has sent these bytes and ended the connection."""
+    one, other = sockets()
+    other.sendall(data)
+    other.close()
+    return DataConnection(one, OTHER, OWN)
+
+
+def test_messages_arrive_in_order_and_unreadable_on_the_way() -> None:
+    one, other = pair()
+    sent = [b"", b"abc", bytes(500_000)]
+    thread = threading.Thread(target=lambda: [one.send(each) for each in sent], daemon=True)
+    thread.start()
+    assert [other.receive() for _ in sent] == sent
+    other.send(b"back")
+    assert one.receive() == b"back"
+    assert b"secret" not in sealed(b"secret")
+    one.close()
+    assert other.receive() is None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        bytes([*sealed(b"abc")[:-1], sealed(b"abc")[-1] ^ 1]),  # changed
+        sealed(b"abc", OTHER),  # of the other direction
+        (2**31).to_bytes(4),  # longer than any message
+        (3).to_bytes(4) + b"abc",  # shorter than any message
+    ],
+)
+def test_other_bytes_end_the_connection(sent: bytes) -> None:
+    with pytest.raises(WireError):
+        answers_to(sent).receive()
+
+
+def test_a_repeated_message_ends_the_connection() -> None:
+    end = answers_to(2 * sealed(b"abc"))
+    assert end.receive() == b"abc"
+    with pytest.raises(WireError):
+        end.receive()
+
+
+def test_a_message_cut_off_is_the_end() -> None:
+    assert answers_to(sealed(b"abc")[:-1]).receive() is None
+    assert answers_to(b"\0\0").receive() is None
+
+
+def test_an_offer_travels_as_bytes_and_is_not_shown() -> None:
+    offer = Offer(7700, b"t" * 16, b"c" * 32, b"d" * 32)
+    assert Offer.unpacked(offer.packed()) == offer
+    assert "ccc" not in repr(offer) and "ttt" not in repr(offer)
+    for wrong in b"", offer.packed()[:-1], offer.packed() + b"x":
+        with pytest.raises(WireError):
+            Offer.unpacked(wrong)
+
+
+@contextmanager
+def listening() -> Iterator[DataPort]:
+    port = DataPort("127.0.0.1")
+    try:
+        yield port
+    finally:
+        port.close()
+
+
+def test_a_ticket_is_valid_once_and_until_its_stream_ends() -> None:
+    with listening() as port:
+        with port.offered() as (offer, made):
+            connection = connected("127.0.0.1", offer)
+            made.result(SECONDS).send(b"abc")
+            assert connection.receive() == b"abc"
+            with pytest.raises(ConnectionError):
+                connected("127.0.0.1", offer)
+        assert connection.receive() is None  # it ended with its stream
+        with port.offered() as (offer, made):
+            pass
+        with pytest.raises(ConnectionError):
+            connected("127.0.0.1", offer)
+
+
+def test_strangers_are_few_and_stay_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_connection, "_CONNECT_S", 1.0)
+    with listening() as port, port.offered() as (offer, made):
+        address = "127.0.0.1", offer.port
+        before = threading.active_count()
+        strangers = [socket.create_connection(address, SECONDS) for _ in range(100)]
+        strangers[0].sendall(b"x" * 15)
+        assert all(each.recv(1) == b"" for each in strangers)  # the port ends them all
+        assert threading.active_count() <= before + data_connection._MOST_STRANGERS
+        assert connected("127.0.0.1", offer) and made.done()
+
+
+def test_a_port_of_another_program_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        offer = Offer(other.getsockname()[1], bytes(16), OWN, OTHER)
+
+        def answer() -> None:
+            caller, _ = other.accept()
+            caller.sendall(b"220 mail.example ready, at your service\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(ConnectionError, match="bytes"):
+            connected("127.0.0.1", offer)
+
+
+@contextmanager
+def device(port: DataPort | None) -> Iterator[tuple[str, list[FrameStream]]]:
+    """Serve streams that send each frame back. Yields the address, and the streams."""
+    served = list[FrameStream]()
+
+    def echo(stream: FrameStream) -> None:
+        try:
+            while True:
+                stream.send(stream.receive())
+        except (LinkError, WireError):
+            return
+
+    def handle(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        stream = FrameStream("the caller", 2**24)
+        served.append(stream)
+        threading.Thread(target=echo, args=(stream,), daemon=True).start()
+        yield from serve_stream(stream, messages, context, port)
+
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    methods = {"b": grpc.stream_stream_rpc_method_handler(handle)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a", methods),))
+    number = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{number}", served
+    finally:
+        server.stop(0).wait()
+
+
+def sent_back(stream: FrameStream) -> list[Frame]:
+    """Return frames that the peer has sent back, larger ones than a message too."""
+    frames = [
+        Frame(FrameKind.ACTIVATION, 1, 2, k, (torch.arange(k * 200_000.0),)) for k in range(6)
+    ]
+    found = []
+    for each in frames:
+        stream.send(each)
+        found.append(stream.receive(SECONDS))
+    for ours, theirs in zip(frames, found, strict=True):
+        assert torch.equal(ours.tensors[0], theirs.tensors[0])
+    return found
+
+
+@contextmanager
+def called(port: DataPort) -> Iterator[tuple[FrameStream, FrameStream, Channels, DeviceAddress]]:
+    """Yield both ends of a stream with a data connection, the caller's channels, and the device."""
+    with device(port) as (address, served), Channels(Dialer(None)) as channels:
+        there = DeviceAddress("pi", address)
+        stream = channels.stream(there, "/a/b", 2**24, threading.Event(), has_data=True)
+        try:
+            yield stream, served[0], channels, there
+        finally:
+            stream.close()
+
+
+def test_frames_go_over_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried = list[int]()
+    send = DataConnection.send
+    monkeypatch.setattr(
+        DataConnection, "send", lambda own, data: (carried.append(len(data)), send(own, data))
+    )
+    with listening() as port, called(port) as (stream, served, *_):
+        sent_back(stream)
+        assert sum(carried) >= stream.bytes_out + served.bytes_out > 2 * 4 * 3_000_000
+
+
+def test_frames_stay_on_grpc_if_the_port_is_closed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "collapipe")
+    dialled = list[Offer]()
+
+    def count(host: str, offer: Offer) -> DataConnection:
+        dialled.append(offer)
+        return connected(host, offer)
+
+    monkeypatch.setattr("collapipe.wire.channels.connected", count)
+    with listening() as port:
+        port.close()
+        with called(port) as (stream, _, channels, there):
+            sent_back(stream)
+            again = channels.stream(there, "/a/b", 2**24, threading.Event(), has_data=True)
+            sent_back(again)
+            again.close()
+    assert len(dialled) == 1  # not dialled again at once
+    assert "stay on gRPC" in caplog.text
+
+
+def test_both_ends_end_with_either() -> None:
+    for closing in 0, 1:
+        with listening() as port, called(port) as (*ends, _, _):
+            sent_back(ends[0])
+            ends[closing].close()
+            with pytest.raises(LinkError):
+                ends[1 - closing].receive(SECONDS)
+
+
+def test_the_connection_ends_with_the_channel() -> None:
+    """A revoked peer's gRPC call is cancelled; its connection must not outlive the call."""
+    with listening() as port, called(port) as (stream, served, channels, there):
+        sent_back(stream)
+        channels.drop(there)
+        for end in stream, served:
+            deadline = time.monotonic() + SECONDS
+            while not end.over:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+
+@pytest.mark.parametrize("first", [b"\6", b"\7", b""])
+def test_a_caller_that_names_a_connection_it_has_not_made_is_refused(first: bytes) -> None:
+    with listening() as port, port.offered() as (_, made):
+        lane = Lane()
+        with pytest.raises(WireError):
+            next(lane.to_device(iter([first]), made))
+        lane.close()
+        assert lane.connection() is None
+
+
+def test_a_closed_lane_ends_a_connection_that_comes_late() -> None:
+    one, other = pair()
+    lane = Lane()
+    lane.close()
+    lane.decide(one)
+    assert other.receive() is None
