@@ -29,7 +29,7 @@ from collapipe.wire.pieces import PIECE_BYTES
 from collapipe.wire.streams import ACCEPTED, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
-_ON_GRPC_S = 60.0  # for which messages stay on gRPC once a data connection could not be made
+_ON_GRPC_S = 600.0  # for which messages stay on gRPC once a data connection could not be made
 _log = logging.getLogger(__name__)
 _MESSAGE_BYTES = PIECE_BYTES + 1024
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (

@@ -206,10 +206,10 @@ class DataPort:
 
     def __init__(self, host: str) -> None:
         try:
+            found = {each[0] for each in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
+            family = socket.AF_INET if socket.AF_INET in found else socket.AF_INET6
             self._listening = socket.create_server(
-                (host, 0),
-                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-                dualstack_ipv6=host == "::",
+                (host, 0), family=family, dualstack_ipv6=host == "::"
             )
         except OSError as error:
             raise ConfigError(

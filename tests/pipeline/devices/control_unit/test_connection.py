@@ -28,7 +28,7 @@ def parts(count: int) -> Iterator[bytes]:
 def test_a_slow_local_disk_does_not_make_a_device_silent() -> None:
     """The device's signs of life wait in the queue after parts that are not stored yet."""
     stream, arrived, stored = FrameStream("a device", 1500), threading.Event(), threading.Event()
-    channels = Mock(stream=lambda *_: stream)
+    channels = Mock(stream=lambda *_, **__: stream)
     device = DeviceAddress("a", "127.0.0.1:1")
     connection = DeviceConnection(device, channels, arrived, lambda *_: stored.wait(), 1500)
     feeding = threading.Thread(target=stream.feed, args=(parts(3),), daemon=True)
@@ -54,7 +54,7 @@ def test_a_slow_local_disk_does_not_make_a_device_silent() -> None:
 def test_a_device_reports_since_when_it_waits_and_for_which_action() -> None:
     connection = DeviceConnection(
         DeviceAddress("a", "127.0.0.1:1"),
-        Mock(stream=lambda *_: Mock(last_moved_s=0.0, receive=Mock(side_effect=LinkError("")))),
+        Mock(stream=lambda *_, **__: Mock(last_moved_s=0.0, receive=Mock(side_effect=LinkError("")))),
         threading.Event(),
         Mock(),
         1500,
