@@ -19,7 +19,8 @@ from optim.joint_round import solve_round
 from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
 from optim.planner import RoundRequest
-from optim.problem import LATENCIES, Latency, Partition, RoundOptions, check_choice
+from optim.problem import LATENCIES, Latency, Partition, check_choice
+from optim.round_problem import RoundOptions
 from optim.sharing.modes import needing
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 from optim.step import schedules

@@ -13,7 +13,8 @@ from optim.convergence import idle_gamma, next_error_queues, next_queues, round_
 from optim.joint_round import plan_jointly
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
-from optim.problem import LATENCIES, ClusterSolver, Latency, RoundOptions, RoundSolver, check_choice
+from optim.problem import LATENCIES, ClusterSolver, Latency, check_choice
+from optim.round_problem import RoundOptions, RoundSolver
 from optim.sharing.exact import shared_partition
 from optim.solvers import cluster_solver, round_solver
 

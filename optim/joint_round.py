@@ -14,16 +14,8 @@ from optim.cluster.fronts import bound_points, fronts, known_plans
 from optim.cluster.plan import cluster_plan
 from optim.cluster.problem import no_uplink, uplinks_of
 from optim.planner import RoundRequest
-from optim.problem import (
-    Allocation,
-    ClusterSolver,
-    Latency,
-    Partition,
-    RoundOptions,
-    RoundProblem,
-    RoundSolution,
-    RoundSolver,
-)
+from optim.problem import ClusterSolver, Latency, Partition
+from optim.round_problem import Allocation, RoundOptions, RoundProblem, RoundSolution, RoundSolver
 from optim.simulated_plan import law_for
 from optim.verify import verify_round
 

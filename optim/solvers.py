@@ -6,7 +6,8 @@ from types import MappingProxyType
 from typing import cast
 
 from collapipe.errors import ConfigError
-from optim.problem import ClusterSolver, RoundSolver
+from optim.problem import ClusterSolver
+from optim.round_problem import RoundSolver
 
 CLUSTER_SOLVERS: Mapping[str, str] = MappingProxyType(
     {

@@ -7,7 +7,8 @@ import numpy as np
 
 from optim.allocation.options import FrontPoints, OptionTable
 from optim.channel import required_snr
-from optim.problem import Bools, Floats, Ints, RoundProblem
+from optim.problem import Bools, Floats, Ints
+from optim.round_problem import RoundProblem
 
 _ROUNDING = 1e-9
 

@@ -21,7 +21,8 @@ from optim.convergence import (
     scheduled_gamma,
 )
 from optim.latency import streamed_s
-from optim.problem import Allocation, Floats, Ints, RoundProblem, RoundSolution
+from optim.problem import Floats, Ints
+from optim.round_problem import Allocation, RoundProblem, RoundSolution
 
 # Shares of a float32's bits, including the scales of rows.
 _PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26), ("int6", 0.2), ("int4", 0.14))

@@ -19,7 +19,8 @@ from scipy.optimize import brentq
 from optim.allocation.curves import PowerCurves, power_curves, relaxed_curves
 from optim.allocation.matching import NODES_PER_DEADLINE, Matching, bottleneck, min_cost_matching
 from optim.allocation.options import Choice, OptionTable
-from optim.problem import Bools, Floats, Ints, RoundProblem
+from optim.problem import Bools, Floats, Ints
+from optim.round_problem import RoundProblem
 
 # An interval is dropped if its bound is within this relative distance of the best round.
 _TOLERANCE = 1e-10

@@ -14,7 +14,8 @@ from scipy.integrate import quad
 from scipy.optimize import brentq, minimize_scalar
 
 from collapipe.state import Channel, Uplink
-from optim.problem import Partition, RoundOptions, RoundProblem
+from optim.problem import Partition
+from optim.round_problem import RoundOptions, RoundProblem
 
 
 def random_round(

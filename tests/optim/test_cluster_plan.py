@@ -32,14 +32,8 @@ from optim.joint_round import _with_bounds, solve_round
 from optim.latency import batch_s, partition_of
 from optim.partition.exact import exact_partition
 from optim.planner import Planner, RoundRequest, present_devices
-from optim.problem import (
-    ClusterProblem,
-    ClusterSolution,
-    Latency,
-    Partition,
-    RoundOptions,
-    UplinkTimes,
-)
+from optim.problem import ClusterProblem, ClusterSolution, Latency, Partition, UplinkTimes
+from optim.round_problem import RoundOptions
 from optim.sharing.exact import shared_partition
 from optim.verify import verify_plan
 from tests.optim import rounds

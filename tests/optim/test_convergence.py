@@ -23,7 +23,7 @@ from optim.convergence import (
     round_gammas,
     scheduled_gamma,
 )
-from optim.problem import Allocation, RoundOptions
+from optim.round_problem import Allocation, RoundOptions
 from tests.optim import rounds
 from tests.optim.theorem1 import (
     Descent,

@@ -17,7 +17,8 @@ from optim.channel import links
 from optim.convergence import idle_gamma, interference_error, next_queues, round_gammas
 from optim.convergence import scheduled_gamma as scheduled
 from optim.partition.exact import exact_partition
-from optim.problem import ClusterProblem, Partition, RoundOptions, RoundProblem
+from optim.problem import ClusterProblem, Partition
+from optim.round_problem import RoundOptions, RoundProblem
 from tests.optim.refutation import verify_round
 from tests.thorough import cases
 

@@ -18,7 +18,8 @@ from optim.allocation.exact import exact_allocation
 from optim.allocation.matching import bottleneck
 from optim.allocation.options import option_table
 from optim.allocation.paper_drift import DeadlineIntervals, DeadlineSearch
-from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
+from optim.problem import Partition
+from optim.round_problem import RoundOptions, RoundProblem, RoundSolution
 from tests.optim import rounds
 from tests.optim.refutation import verify_round
 from tests.thorough import cases, chosen, seeds

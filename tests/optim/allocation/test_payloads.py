@@ -9,7 +9,7 @@ from collapipe.errors import PlanViolationError
 from collapipe.state import Payload, Uplink
 from optim.allocation.exact import exact_allocation
 from optim.convergence import next_error_queues
-from optim.problem import RoundProblem
+from optim.round_problem import RoundProblem
 from optim.verify import verify_round
 from tests.optim import rounds
 from tests.optim.allocation.test_streamed import Round, best_allocations, each_law

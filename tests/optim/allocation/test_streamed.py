@@ -18,7 +18,8 @@ from optim.allocation.exact import exact_allocation
 from optim.allocation.options import OptionTable, option_table
 from optim.cluster.problem import activation_times
 from optim.partition.exact import exact_partition
-from optim.problem import Allocation, ClusterProblem, Latency, Partition, RoundProblem
+from optim.problem import ClusterProblem, Latency, Partition
+from optim.round_problem import Allocation, RoundProblem
 from optim.verify import verify_cluster, verify_round
 from tests.optim import rounds
 from tests.optim.partition_references import EveryPartition

@@ -17,7 +17,8 @@ from collapipe.errors import PlanViolationError
 from collapipe.plan import Certificate
 from collapipe.state import Channel, Uplink
 from optim.allocation.exact import exact_allocation
-from optim.problem import Allocation, Partition, RoundOptions, RoundProblem, RoundSolution
+from optim.problem import Partition
+from optim.round_problem import Allocation, RoundOptions, RoundProblem, RoundSolution
 from tests.optim.refutation import verify_round
 
 
