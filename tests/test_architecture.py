@@ -44,6 +44,7 @@ OWN = {
         "collapipe.plan",
         "collapipe.state",
         "collapipe.step_law",
+        "optim.jobs",
         "pipeline.schedule",
     ),
     "optim/": (

@@ -15,7 +15,8 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host
 from collapipe.state import AffineLaw, DeviceProfile, Link, SharingLaw
 from collapipe.step_law import MOST_SLOWNESS, DeviceTimes, HeldStage, MeasuredPlan, StepLaw
-from optim.step import Key, play, step_s, works_of
+from optim.jobs import Key
+from optim.step import play, step_s, works_of
 from pipeline.devices.control_unit.measurements import Clock, Measurements
 from pipeline.devices.control_unit.own_times import OwnTimes
 from pipeline.schedule import FORWARD, Action, build, embedding

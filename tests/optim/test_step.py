@@ -11,7 +11,8 @@ from step_laws import HOST, law_of, works_with
 
 from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.step_law import HeldStage
-from optim.step import DeviceWork, Job, StageWork, Worker, alone, play, simulate, step_s, works_of
+from optim.jobs import Job, Worker, simulate
+from optim.step import DeviceWork, StageWork, alone, play, step_s, works_of
 from pipeline.schedule import BACKWARD, FORWARD, SCHEDULES, Action, build, embedding
 
 SECONDS = st.floats(0.001, 1.0)

@@ -18,6 +18,7 @@ from collapipe.state import (
     MemoryBudget,
     SharingLaw,
 )
+from optim.jobs import Job, Worker, simulate
 from optim.partition.exact import exact_partition
 from optim.problem import (
     LATENCIES,
@@ -45,7 +46,6 @@ from optim.sharing.law import (
 from optim.sharing.modes import fits as fits_at
 from optim.sharing.modes import relaxed
 from optim.sharing.states import kinds_of, num_pairs, ordered_states, states_of
-from optim.step import Job, Worker, simulate
 from optim.timeline import timeline
 from optim.verified import solve_verified
 from optim.verify import verify_cluster
