@@ -3,12 +3,13 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import accumulate, combinations, groupby, pairwise
+from itertools import combinations, groupby
 from typing import Annotated
 
 from pydantic import Field
 
 from collapipe.errors import ConfigError
+from collapipe.rows import common_rows, leaders
 from collapipe.state import DeviceProfile, HeadPlace, Precision
 
 # checked when they are read from a file or a message
@@ -143,11 +144,9 @@ class SegmentPlan:
 
     def renamed(self, names: Mapping[str, str]) -> "SegmentPlan":
         """Return the segment on other devices, by the names of its own ones."""
-        shares = (replace(share, device=names[share.device]) for share in self.shares)
+        shares = tuple(replace(share, device=names[share.device]) for share in self.shares)
         recomputing = tuple(names[name] for name in self.recomputing)
-        return replace(
-            self, device=names[self.device], shares=tuple(shares), recomputing=recomputing
-        )
+        return replace(self, device=names[self.device], shares=shares, recomputing=recomputing)
 
     def with_blocks_of(self, other: "SegmentPlan") -> "SegmentPlan":
         """Return the segment of one device with the blocks of a neighbouring one."""
@@ -188,52 +187,6 @@ def _with_heir(
         if heir >= 0 and not any(each.shares for each in (segments[heir], *taken)):
             joined = reduce(SegmentPlan.with_blocks_of, reversed(taken), segments[heir])
             yield *segments[: min(heir, place)], joined, *segments[max(heir, place) + 1 :]
-
-
-def leaders(rows: Sequence[int], blocks: int) -> list[int]:
-    """Return the number of the device that leads each of a segment's ``blocks``: devices lead in
-    proportion to their ``rows`` (D'Hondt's method), because rows and steps take time of the same
-    processor."""
-    found, led = list[int](), [0] * len(rows)
-    for _ in range(blocks):
-        number = min(range(len(rows)), key=lambda each: (led[each] + 1) / rows[each])
-        led[number] += 1
-        found.append(number)
-    return found
-
-
-def row_ends(planned: Sequence[int], rows: int) -> tuple[int, ...]:
-    """Return where each share of a micro-batch of ``rows`` rows ends: in proportion to the
-    ``planned`` rows, rounded down."""
-    ends = list(accumulate(planned))
-    return tuple(rows * end // ends[-1] for end in ends)
-
-
-def common_rows(
-    rows: Sequence[int], place: int, others: Sequence[int], total: int
-) -> list[tuple[int, int]]:
-    """Return the range of rows that a device has in common with each device of another stage,
-    counted from its own first row, of a micro-batch of ``total`` rows.
-
-    ``rows`` are the planned rows of the devices of its stage, of which it is number ``place``;
-    ``others`` are those of the other stage's devices.
-    """
-    ends = (0, *row_ends(rows, total))
-    first, stop = ends[place], ends[place + 1]
-    within = (min(max(end, first), stop) - first for end in (0, *row_ends(others, total)))
-    return list(pairwise(within))
-
-
-def connected(rows: Sequence[int], others: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the numbers of each two devices of two stages that have rows in common, of
-    micro-batches of any size. ``rows`` and ``others`` are the devices' planned rows."""
-    total = sum(rows) * sum(others)  # of which each device has whole rows
-    return [
-        (place, other)
-        for place in range(len(rows))
-        for other, (first, end) in enumerate(common_rows(rows, place, others, total))
-        if end > first
-    ]
 
 
 def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tuple[SegmentPlan, ...]:

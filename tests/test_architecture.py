@@ -41,7 +41,7 @@ OWN = {
     # simulates the schedules that run
     "optim/step.py": (
         "collapipe.errors",
-        "collapipe.plan",
+        "collapipe.rows",
         "collapipe.state",
         "collapipe.step_law",
         "optim.jobs",
@@ -75,6 +75,7 @@ OWN = {
         "collapipe.models",
         "collapipe.plan",
         "collapipe.process",
+        "collapipe.rows",
         "collapipe.tensors",
         "collapipe.wire",
     ),
@@ -85,6 +86,7 @@ OWN = {
         "collapipe.plan",
         "collapipe.process",
         "collapipe.report",
+        "collapipe.rows",
         "collapipe.sections",  # an optimiser's settings
         "collapipe.state",
         "collapipe.tensors",
@@ -121,6 +123,7 @@ LAYERS = (
     "tensors",
     "step_law",
     "state",
+    "rows",
     "plan",
     "report",
     "statistics",

@@ -130,7 +130,7 @@ def received_gradients(
     set: (g - 1)·min(δ, (δ + g - 1)·part) from the other members of a stage.
 
     Each other member sends those of the blocks that the device leads. The second bound holds for
-    all divisions of leaders in proportion to rows by D'Hondt's method, see ``plan.leaders``. With
+    all divisions of leaders in proportion to rows by D'Hondt's method, see ``rows.leaders``. With
     several ``own`` shares after a loss it has a set of each, and receives those of ``others``.
     """
     received = members - 1 if others is None else others

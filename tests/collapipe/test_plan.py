@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError
-from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, leaders
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
+from collapipe.rows import leaders
 from collapipe.state import received_gradients
 
 

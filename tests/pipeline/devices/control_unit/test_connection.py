@@ -54,7 +54,9 @@ def test_a_slow_local_disk_does_not_make_a_device_silent() -> None:
 def test_a_device_reports_since_when_it_waits_and_for_which_action() -> None:
     connection = DeviceConnection(
         DeviceAddress("a", "127.0.0.1:1"),
-        Mock(stream=lambda *_, **__: Mock(last_moved_s=0.0, receive=Mock(side_effect=LinkError("")))),
+        Mock(
+            stream=lambda *_, **__: Mock(last_moved_s=0.0, receive=Mock(side_effect=LinkError("")))
+        ),
         threading.Event(),
         Mock(),
         1500,
