@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from collapipe.plan import ClusterPlan, connected
+from collapipe.plan import ClusterPlan
+from collapipe.rows import connected
 from pipeline.devices.messages import BEFORE, BEHIND, SHARE, neighbour_name
 
 
