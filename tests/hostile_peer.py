@@ -17,8 +17,9 @@ import torch
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire.channels import CHANNEL_OPTIONS
+from collapipe.wire.data_connection import ON_GRPC
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams import ACCEPTED, FrameStream
 from pipeline.devices.encoding import as_bytes, as_tensor
 from pipeline.devices.messages import CONTROL, HOP, NEIGHBOUR, SESSION, secret_for
 from tests.device_cluster import Work, daemons, device_name, plan_of
@@ -41,7 +42,10 @@ class RawStream:
         call.initial_metadata()
         if not call.is_active():
             raise LinkError(f"{call.code().name}: {call.details()}")
-        threading.Thread(target=self._incoming.feed, args=(call,), daemon=True).start()
+        answers = map(_without_offer, call)
+        threading.Thread(target=self._incoming.feed, args=(answers,), daemon=True).start()
+        if method == HOP:
+            self.send(ON_GRPC)
 
     def send(self, message: bytes) -> None:
         """Send a gRPC message with any content."""
@@ -61,6 +65,11 @@ class RawStream:
         self._outgoing.put(None)
         self._call.cancel()
         self._incoming.close()
+
+
+def _without_offer(message: bytes) -> bytes:
+    """Return the message, or only the acceptance if it offers a data connection."""
+    return ACCEPTED if message.startswith(ACCEPTED) else message
 
 
 def as_message(kind: int, data: bytes) -> bytes:

@@ -33,7 +33,7 @@ _LENGTH_BYTES = 4  # of a message's length, before it
 _MOST_BYTES = PIECE_BYTES + 1 + _TAG_BYTES  # of an encrypted message
 _MOST_STRANGERS = 32  # connections at the same time that have not presented a ticket
 _UNSENT_BYTES = 256 * 1024  # most in the system's buffer, so that no frame waits long there
-_ON_GRPC, _ON_CONNECTION = b"\5", b"\6"  # the caller's first message: where all others go
+ON_GRPC, ON_CONNECTION = b"\5", b"\6"  # the caller's first message: where all others go
 Connect = Callable[["Offer"], "DataConnection | None"]
 """Takes up an offer; None if it cannot."""
 
@@ -152,7 +152,7 @@ class Lane:
         """Yield what the caller sends on gRPC: its decision, and without a connection all
         ``messages``."""
         connection = self.connection()
-        yield _ON_GRPC if connection is None else _ON_CONNECTION
+        yield ON_GRPC if connection is None else ON_CONNECTION
         yield from self._sent(messages)
 
     def device_messages(self, messages: Iterable[bytes], offer: Offer) -> Iterator[bytes]:
@@ -179,9 +179,9 @@ class Lane:
         messages = iter(messages)
         if (first := next(messages, None)) is None:
             return
-        if first not in (_ON_GRPC, _ON_CONNECTION) or (first == _ON_CONNECTION and not made.done()):
+        if first not in (ON_GRPC, ON_CONNECTION) or (first == ON_CONNECTION and not made.done()):
             raise WireError("the first message does not say where the others go")
-        self.decide(made.result() if first == _ON_CONNECTION else None)
+        self.decide(made.result() if first == ON_CONNECTION else None)
         yield from self._received(messages)
 
     def _sent(self, messages: Iterable[bytes]) -> Iterator[bytes]:
