@@ -92,6 +92,7 @@ OWN = {
         "collapipe.tensors",
         "collapipe.wire.channels",
         "collapipe.wire.compression",
+        "collapipe.wire.device_address",
         "collapipe.wire.frames",
         "collapipe.wire.grpc_errors",
         "collapipe.wire.parts",

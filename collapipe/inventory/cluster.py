@@ -12,7 +12,7 @@ from collapipe.devices.presets import Radio
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import DescribedCluster, Inventory, read_inventory
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile
-from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.device_address import DeviceAddress
 
 # Used to check a file before the model is known.
 ANY_COST = transformer_block_cost(512, 2048, 64, 64)

@@ -1,17 +1,14 @@
 """Open a stream of frames to another machine, or serve one to a caller."""
 
 import logging
-import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
 
 import grpc
-from pydantic import Field
 
 from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.credentials import Credentials
@@ -25,6 +22,7 @@ from collapipe.errors import (
     cause_of,
 )
 from collapipe.wire.data_connection import Connect, DataConnection, DataPort, Lane, Offer, connected
+from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.pieces import PIECE_BYTES
 from collapipe.wire.streams import ACCEPTED, FrameStream
 
@@ -58,39 +56,6 @@ SERVER_OPTIONS = (
 _NEAR = (("grpc.http2.bdp_probe", 0),)
 DEVICE_OPTIONS = (*CHANNEL_OPTIONS, *_NEAR)
 DAEMON_OPTIONS = (*SERVER_OPTIONS, *_NEAR)
-Text = Annotated[str, Field(max_length=256)]  # a name, an address, a secret
-_PLACES = re.compile(
-    r"""
-    (?:ipv[46]:)?  # as gRPC has it
-    (?:
-        (?:\[[0-9a-f:.]+\]|%5B[0-9a-f:.]+%5D)(?::\d{1,5})?  # [2001:db8::7]:7700
-        |(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}  # 2001:db8::7
-        |\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?  # 10.0.0.5:7700
-        |[\w.-]+:\d{1,5}\b  # jetson.home:7700
-    )
-    |(?<![\w.…/])~?(?:/[\w.+@-]+){2,}  # /home/ann/model
-    """,
-    re.ASCII | re.IGNORECASE | re.VERBOSE,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceAddress:
-    """A device's name, and the HOST:PORT on which it listens."""
-
-    name: Text
-    address: Text
-
-
-def without_places(text: str, devices: Collection[DeviceAddress]) -> str:
-    """Replace every address and absolute path in the text, and the hosts of these devices, by "…".
-
-    Device names are kept: they are all that readers without access to devices may see.
-    """
-    text, names = _PLACES.sub("…", text), {each.name for each in devices}
-    for host in {each.address.rpartition(":")[0].strip("[]") for each in devices} - names:
-        text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "…", text)
-    return text
 
 
 @dataclass(frozen=True, slots=True)

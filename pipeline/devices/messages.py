@@ -18,7 +18,7 @@ from collapipe.process.host import Host
 from collapipe.rows import common_rows, connected, leaders
 from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
 from collapipe.state import HopPrecision
-from collapipe.wire.channels import DeviceAddress, Text
+from collapipe.wire.device_address import DeviceAddress, Text
 
 SERVICE = "collapipe.Device"
 CONTROL = f"/{SERVICE}/Control"  # a control unit's stream: segments, one after another

@@ -24,7 +24,7 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host, this_host
 from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget, SharingLaw
 from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
-from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.device_address import DeviceAddress
 from optim.problem import ClusterProblem
 from optim.step import in_flight
 from pipeline.devices.control_unit.connection import ask_status

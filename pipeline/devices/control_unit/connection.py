@@ -18,7 +18,8 @@ from collapipe.errors import (
     one_line,
 )
 from collapipe.plan import ClusterPlan
-from collapipe.wire.channels import Channels, DeviceAddress, Dialer
+from collapipe.wire.channels import Channels, Dialer
+from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.grpc_errors import reason
 from collapipe.wire.streams import FrameStream

@@ -11,7 +11,7 @@ from collapipe.errors import NonFiniteLossError, StageError
 from collapipe.plan import ClusterPlan, SegmentPlan
 from collapipe.process import cancellation
 from collapipe.process.host import Host
-from collapipe.wire.channels import without_places
+from collapipe.wire.device_address import without_places
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline import schedule

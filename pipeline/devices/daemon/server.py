@@ -21,8 +21,9 @@ from collapipe.errors import BusyLinkError, ConfigError, RefusedLinkError
 from collapipe.process.allocator import return_large_blocks
 from collapipe.process.torch_device import CPU
 from collapipe.tensors import Tensors
-from collapipe.wire.channels import DAEMON_OPTIONS, Channels, DeviceAddress, Dialer, serve_stream
+from collapipe.wire.channels import DAEMON_OPTIONS, Channels, Dialer, serve_stream
 from collapipe.wire.data_connection import DataPort
+from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment

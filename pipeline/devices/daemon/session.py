@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import BusyLinkError, LinkError, RefusedLinkError, WireError, one_line
-from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline import schedule

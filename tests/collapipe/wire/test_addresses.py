@@ -2,7 +2,7 @@
 
 import pytest
 
-from collapipe.wire.channels import DeviceAddress, without_places
+from collapipe.wire.device_address import DeviceAddress, without_places
 
 DEVICES = [
     DeviceAddress("jetson", "jetson.home:7700"),

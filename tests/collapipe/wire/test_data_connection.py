@@ -13,7 +13,7 @@ import torch
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire import data_connection
-from collapipe.wire.channels import Channels, DeviceAddress, Dialer, serve_stream
+from collapipe.wire.channels import Channels, Dialer, serve_stream
 from collapipe.wire.data_connection import (
     DataConnection,
     DataPort,
@@ -21,6 +21,7 @@ from collapipe.wire.data_connection import (
     Offer,
     connected,
 )
+from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 

@@ -23,7 +23,7 @@ from collapipe.inventory.schema import InventorySection
 from collapipe.inventory.yaml_file import from_text, load
 from collapipe.models.transformer import TransformerSpec
 from collapipe.state import AffineLaw, BlockCost, DeviceProfile
-from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.device_address import DeviceAddress
 
 U, V = 3e-4, 2e-3
 HEAD = "batch_size: 64\nmodel: {name: transformer}\nclusters:\n  - name: a\n    devices:\n"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from collapipe.errors import LinkError, StageError, WireError
-from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit.connection import DeviceConnection

@@ -9,7 +9,8 @@ from pytest import MonkeyPatch
 from collapipe.errors import StageError
 from collapipe.models.description import describe
 from collapipe.plan import SegmentPlan, Share, Span
-from collapipe.wire.channels import Channels, DeviceAddress, Dialer
+from collapipe.wire.channels import Channels, Dialer
+from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit import placement, watch

@@ -9,7 +9,7 @@ from device_cluster import Work, daemons, device_name, plan_of
 from device_process import device_process
 from hostile_peer import HostileUnit, Mutator, description_of, loading, recorded
 
-from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from pipeline.devices.messages import BEFORE, BEHIND, neighbour_name
 

@@ -13,7 +13,8 @@ from device_cluster import INSECURE, daemons
 
 from collapipe.errors import LinkError, RefusedLinkError
 from collapipe.wire import channels
-from collapipe.wire.channels import DeviceAddress, Dialer, open_stream
+from collapipe.wire.channels import Dialer, open_stream
+from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon import server
