@@ -99,8 +99,9 @@ class NodesAlone:
             return PlainTextResponse("not an admitted unit", 401)
         length, path = headers.get("Content-Length", ""), scope["path"]
         most = _MOST_BYTES if path == PUSH_PART else _SMALL_BYTES
-        if not length.isdecimal() or int(length) > most:
-            return PlainTextResponse(f"more than {most} bytes, or no Content-Length", 413)
+        chunked = "Transfer-Encoding" in headers  # h11 then ignores Content-Length
+        if chunked or not length.isdecimal() or int(length) > most:
+            return PlainTextResponse(f"chunked, more than {most} bytes, or no Content-Length", 413)
         own = fingerprint(key)
         if path in (PUSH_REPLY, PUSH_PART) and not self._has_room(own, int(length)):
             self._refusals.note(_host(scope), f"key {own} sent more than the largest reply")

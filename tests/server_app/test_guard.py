@@ -138,6 +138,9 @@ def test_a_request_without_a_plausible_content_length_is_refused(tmp_path: Path)
         assert client.post(FLEET, content=b"abc", headers=head).status_code == 413
     chunked = client.post(FLEET, content=iter([b"abc"]), headers=signed())
     assert chunked.status_code == 413
+    both = signed() | {"Content-Length": "3", "Transfer-Encoding": "chunked"}  # any body follows
+    for path in (FLEET, PUSH, PART):
+        assert client.post(path, content=b"abc", headers=both).status_code == 413
 
 
 def test_requests_get_status_503_while_the_server_starts(tmp_path: Path) -> None:
