@@ -7,7 +7,6 @@ in front of a SuperLink that other machines reach.
 import asyncio
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -15,13 +14,13 @@ from typing import Any
 
 import uvicorn
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.object_store import NoObjectInStoreError
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.object_store import NoObjectInStoreError, object_store_factory
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from collapipe.flower.reply_limit import MOST_PARTS
 from collapipe.process.children import end_with_parent
 
 Guard = Callable[[ASGIApp], ASGIApp]
@@ -29,7 +28,6 @@ Guard = Callable[[ASGIApp], ASGIApp]
 # meanwhile would start runs for both.
 _END_S = 3.0
 _SUPEREXEC = "collapipe.flower.superexec"
-_MOST_LEVELS = 16  # levels in the tree of a message's parts; Flower's messages have 5
 _HEAD_S = 60.0  # time from a connection, or a request's first bytes, to the end of its head
 
 
@@ -37,14 +35,13 @@ def run(guard: Guard | None = None) -> None:
     """Run a SuperLink until it receives a signal or its parent process ends.
 
     A ``guard`` gets Flower's application, and returns the one that answers requests. With a guard,
-    the SuperLink also listens on IPv6, and limits trees of messages' parts.
+    the SuperLink also listens on IPv6, and no node can change the parts of another's messages.
     """
     end_with_parent(int(sys.argv.pop(1)), within_s=_END_S)
     _start_own_superexec()
     if guard is not None:
         uvicorn.run = partial(_run_guarded, uvicorn.run, guard)
-        trees = _bounded(InMemoryObjectStore.get_object_tree)
-        InMemoryObjectStore.get_object_tree = trees  # type: ignore[method-assign, assignment]
+        setattr(object_store_factory, InMemoryObjectStore.__name__, _OwnTrees)
     flower_superlink()
 
 
@@ -85,40 +82,29 @@ def _run_guarded(run: Callable[..., None], guard: Guard, app: ASGIApp, **options
     run(guard(app), **{**options, **own, **_all_addresses()})
 
 
-class _Walk(threading.local):
-    """The numbers of nodes and levels that a thread has visited in a tree of parts."""
+class _OwnTrees(InMemoryObjectStore):
+    """Keeps the tree of each message's parts as its sender announced it.
 
-    nodes = levels = 0
-
-
-_walk = _Walk()
-
-
-def _bounded(
-    get_object_tree: Callable[[InMemoryObjectStore, str], ObjectTree],
-) -> Callable[[InMemoryObjectStore, str], ObjectTree]:
-    """Limit Flower's ``get_object_tree`` to ``MOST_PARTS`` nodes and ``_MOST_LEVELS`` levels.
-    A larger tree raises ``NoObjectInStoreError``, and Flower drops the message.
-
-    Flower keeps a part's children from the first message that names the part, and
-    repeats them for every other part that names it. A few kilobytes can thus expand to 2**99 nodes,
-    or to more levels than the receiver can parse.
+    Flower keeps a part's children from the first message that names the part. A node could thus add
+    or remove parts of other nodes' messages, or expand a few kilobytes to 2**99 parts. Here only
+    the message itself has children: all its other parts.
     """
 
-    def bounded(store: InMemoryObjectStore, object_id: str) -> ObjectTree:
-        _walk.nodes = _walk.nodes + 1 if _walk.levels else 1
-        if _walk.nodes > MOST_PARTS or _walk.levels >= _MOST_LEVELS:
-            raise NoObjectInStoreError(
-                f"Object {object_id}: its message has more than {MOST_PARTS:,} parts "
-                f"or {_MOST_LEVELS} levels of parts."
-            )
-        _walk.levels += 1
-        try:
-            return get_object_tree(store, object_id)  # calls ``bounded`` again for each child
-        finally:
-            _walk.levels -= 1
+    def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
+        root = object_tree.object_id
+        parts = {each.object_id: None for each in iterate_object_tree(object_tree)}
+        del parts[root]
+        flat = ObjectTree(object_id=root, children=[ObjectTree(object_id=each) for each in parts])
+        with self.lock_store:
+            missing = super().preregister(run_id, flat)
+            self.store[root].tree = object_tree  # type: ignore[attr-defined]
+        return missing
 
-    return bounded
+    def get_object_tree(self, object_id: str) -> ObjectTree:
+        tree: ObjectTree | None = getattr(self.store.get(object_id), "tree", None)
+        if tree is None:
+            raise NoObjectInStoreError(f"Object {object_id} is not a message.")
+        return tree
 
 
 def _start_own_superexec() -> None:

@@ -151,6 +151,12 @@ def test_pulling_stops_at_the_size_of_the_largest_valid_reply(link: SuperLink) -
     assert link.pulled <= MOST + 2 * 2**19
 
 
+def test_a_reply_with_more_than_10000_parts_is_not_fetched(link: SuperLink) -> None:
+    link.push(link.reply(7, text("")), {f"{number:064x}": b"part" for number in range(10_001)})
+    refused(link, "10,001 parts")
+    assert link.pulled == 0
+
+
 def part(kind: str, body: bytes, *children: str) -> dict[str, bytes]:
     head = f"{kind} {','.join(children)} {len(body)}".encode()
     made = head + b"\x00" + body
