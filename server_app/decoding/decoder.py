@@ -1,9 +1,10 @@
 """Trains the head on activations: one session per unit and round."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class _OpenStep:
     seen_tokens: int = 0
     seen_samples: int = 0
     seen_inputs: int = 0
+    began: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -58,6 +60,7 @@ class DecoderSession:
     _step: _OpenStep | None = None
     _steps_done: int = 0
     _last_norm: float = 0.0
+    _waits_since: float | None = None  # when a step began to wait for its turn
 
     def __post_init__(self) -> None:
         spec = self.settings.model
@@ -85,6 +88,18 @@ class DecoderSession:
         """Whether a step has begun and has not ended."""
         return self._step is not None
 
+    @property
+    def step_s(self) -> float:
+        """Seconds since the current step began; 0 between steps."""
+        step = self._step
+        return time.monotonic() - step.began if step else 0.0
+
+    @property
+    def waits_s(self) -> float:
+        """Seconds for which a step has waited for its turn; 0 if none waits."""
+        since = self._waits_since
+        return time.monotonic() - since if since else 0.0
+
     def begin(self, step: int, num_micro_batches: int, target_tokens: int) -> None:
         """Start a step. Raises ``WireError`` unless it is the next step of the round."""
         if self._step is not None or self.complete:
@@ -95,7 +110,9 @@ class DecoderSession:
         most = samples * self.settings.task.max_length
         if not 1 <= num_micro_batches <= samples or not 1 <= target_tokens <= most:
             raise WireError(f"{num_micro_batches} micro-batches with {target_tokens} target tokens")
+        self._waits_since = time.monotonic()
         self.turn.__enter__()
+        self._waits_since = None
         self._step = _OpenStep(step, num_micro_batches, target_tokens)
 
     def answer(

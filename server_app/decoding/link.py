@@ -228,14 +228,29 @@ class DecoderLinkServer:
         return None
 
     def _watch(self) -> None:
-        """End streams that are silent in the middle of a step, because other units may wait."""
+        """End streams that are silent in the middle of a step. A unit that others wait for leaves
+        the round, also if it sends frames: it would take the turn again."""
+        limit_s = self._settings.frame_timeout_s
         while not self._closed.wait(_WATCH_S):
             with self._lock:
-                claims = list(self._claims.values())
-            for claim in claims:
-                silent_s = time.monotonic() - claim.active
-                if claim.session.in_step and silent_s > self._settings.frame_timeout_s:
+                claims = dict(self._claims)
+            waits_s = max((each.session.waits_s for each in claims.values()), default=0.0)
+            for token, claim in claims.items():
+                silent = claim.session.in_step and time.monotonic() - claim.active > limit_s
+                if min(claim.session.step_s, waits_s) > limit_s or (silent and waits_s):
+                    self._exclude(token, claim.session)
                     claim.context.cancel()
+                elif silent:
+                    claim.context.cancel()
+
+    def _exclude(self, token: str, session: DecoderSession) -> None:
+        with self._lock:
+            self._sessions.pop(token, None)
+        _log.warning(
+            "unit %d leaves round %d: other units wait for its step, which took longer than "
+            "link.frame_timeout_s=%g; raise it if the unit's devices are slow",
+            *(session.unit, session.round, self._settings.frame_timeout_s),
+        )
 
 
 def _obeyed(claim: _Claim) -> Iterator[bytes]:

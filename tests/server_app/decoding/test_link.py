@@ -573,8 +573,38 @@ def test_a_unit_that_falls_silent_in_a_step_times_out() -> None:
             train_round(server.open(other), 1)
             with pytest.raises(LinkError, match="CANCELLED"):
                 link.answer(0)
+        with pytest.raises(LinkError, match="refused"):  # it would block the others again
+            train_round(address, 0)
     assert other.complete
     assert not silent.complete
+
+
+def test_a_slow_unit_that_others_wait_for_leaves_the_round(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is never silent for ``frame_timeout_s``, and its step would take 20 times as long."""
+    monkeypatch.setattr("server_app.decoding.link._WATCH_S", 0.05)
+    settings = link_settings(max_message_bytes=LIMIT, frame_timeout_s=1)
+    slow, other = (
+        decoder_session(unit, 3, "task.max_length=5", "batch_size=32") for unit in (0, 1)
+    )
+    slow.turn = other.turn = threading.Lock()
+    ids = torch.tensor([[5, 6, 2]])
+    sample = Batch(ids, ids != 0, torch.tensor([[5, 2]]))
+    with DecoderLinkServer(settings, 2) as server, ThreadPoolExecutor(1) as pool:
+        with DecoderLink(server.open(slow), 0, 3, settings, ROWS) as link:
+            link.begin(DropoutKey(0, 0, 4), [sample] * 32, 32 * sample.num_targets)
+            while not slow.in_step:
+                time.sleep(0.01)
+            trains = pool.submit(train_round, server.open(other), 1, settings=settings)
+            with pytest.raises(LinkError, match="refused"):
+                for number in range(32):
+                    link.submit(number, torch.ones(1, 3, 8))
+                    link.answer(number)
+                    time.sleep(0.7)
+        trains.result()
+    assert other.complete and slow.last_step[0] == -1
+    assert "unit 0 leaves round 3" in caplog.text
 
 
 def test_a_unit_keeps_its_connection_between_rounds(
