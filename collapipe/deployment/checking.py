@@ -97,7 +97,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     Raises ``ConfigError`` if the folder is not a server's.
     """
     settings = folder.settings()
-    issued = x509.load_pem_x509_certificate(folder.certificate.read_bytes())
+    issued = x509.load_pem_x509_certificate(folder.identity()[1])
     yield _expiry(issued.not_valid_after_utc)
     yield _link_port(settings.link_port)
     yield _resolved(settings.host)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files as resources
 from pathlib import Path
+from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from string import Template
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from collapipe.credentials import authority
 from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.member import check_name
 from collapipe.deployment import LINK_PORT, PORT
-from collapipe.errors import ConfigError, is_printable
+from collapipe.errors import ConfigError, cause_of, is_printable
 from collapipe.inventory.values import Section, Text
 from collapipe.inventory.yaml_file import load
 from collapipe.process import files
@@ -73,7 +74,17 @@ class ServerFolder:
         self._notes = self.flower_home / "runs"
 
     def identity(self) -> tuple[bytes, bytes]:
-        """Return the server's key and its certificate, both PEM."""
+        """Return the server's key and its certificate, both PEM.
+
+        Raises ``ConfigError`` if one cannot be read, or if they do not belong together.
+        """
+        try:
+            SSLContext(PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+        except OSError as error:  # also OpenSSL's
+            raise ConfigError(
+                f"{self.key}: cannot be read, or is not of {self.certificate.name} "
+                f"({cause_of(error)}); restore both"
+            ) from error
         return self.key.read_bytes(), self.certificate.read_bytes()
 
     def update_connection(self) -> None:

@@ -32,6 +32,7 @@ def serve(folder: ServerFolder, superlink: str) -> None:
     """
     settings, home = folder.settings(), folder.flower_home
     AuthorityFolder(folder.authority)  # raises an error if it is invalid
+    folder.identity()  # as above
     _check_free(settings.port, folder)
     (home / NODES).unlink(missing_ok=True)  # of an earlier SuperLink, which left nothing else
     folder.forget_questions()

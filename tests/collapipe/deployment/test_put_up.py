@@ -114,6 +114,18 @@ def test_an_invalid_server_address_is_refused(command: Command, tmp_path: Path) 
         read_unit(file)
 
 
+@pytest.mark.parametrize("verb", ["serve", "check"])
+@pytest.mark.parametrize("damaged", ["server.key", "server.crt"])
+def test_a_damaged_key_or_certificate_of_the_server_is_a_one_line_error(
+    damaged: str, verb: str, command: Command, tmp_path: Path
+) -> None:
+    folder = create(tmp_path / "f", ["a"], "127.0.0.1", 9000, 9001)
+    (folder.key.parent / damaged).write_text("-----BEGIN")
+    status, out, err = command("deploy", verb, folder.root)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "server.key" in err and "server.crt" in err and "restore" in err
+
+
 def test_a_run_is_submitted_without_importing_heavy_libraries(tmp_path: Path) -> None:
     """Checks that need libraries such as torch are left to the server's app: here, the model does
     not fit the task. ``collapipe status`` does not import Hydra, torch or Flower.
