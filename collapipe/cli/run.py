@@ -29,6 +29,7 @@ _QUIET = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+_NOT_BEGUN = ["not begun", "", "", ""]  # a job's row in a sweep's table
 
 
 def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> Path:
@@ -135,23 +136,25 @@ def _print_table(
     names: Sequence[str], folders: Sequence[Path], causes: Sequence[str | None]
 ) -> None:
     """Print a row for each job, and the command that compares jobs with metrics."""
-    known = dict(enumerate(causes))  # fewer than jobs after an interrupt
+    begun = dict(zip(folders, [*causes, None], strict=False))  # the last job may be interrupted
     rows = [
-        [str(number), names[number], *_results(folder, known.get(number))]
-        for number, folder in enumerate(folders)
+        [str(n), names[n], *(_results(each, begun[each]) if each in begun else _NOT_BEGUN)]
+        for n, each in enumerate(folders)
     ]
     print_table(Console(), ["job", "options", "status", "train loss", "test", "clock"], rows)
-    compared = [str(each) for each in folders if (each / "metrics.jsonl").exists()]
+    ended = [each for each, cause in begun.items() if cause is None]
+    compared = [str(each) for each in ended if (each / "metrics.jsonl").exists()]
     if compared:
         print(f"report: {shlex.join(['collapipe', 'report', *compared])}")
 
 
 def _results(folder: Path, cause: str | None) -> list[str]:
-    """Return status, last training loss, test metric and clock of a job."""
+    """Return status, last training loss, test metric and clock of a job that has begun."""
+    if cause is not None:
+        return ["failed", "", "", ""]  # a refused job's folder may have another run's figures
     file = folder / "summary.json"
     if not file.exists():
-        ended = "no summary" if folder.exists() else "not begun"
-        return ["failed" if cause else ended, "", "", ""]
+        return ["no summary", "", "", ""] if folder.exists() else _NOT_BEGUN
     summary = json.loads(file.read_text(encoding="utf-8"))
     loss, metric = summary["train_loss"], summary["metric"]
     clock = f"{summary['clock_s']:,.1f} s", read_run(folder).missing_in_clock

@@ -1,0 +1,32 @@
+"""Sweeps: the values and folders that they refuse, and the table of their jobs."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from made_run import make_run, write_summary
+
+from collapipe.cli import run
+from collapipe.errors import ConfigError
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def test_a_jobs_row_has_no_figures_of_another_run_in_its_folder(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sweep has begun there since the check of the folder."""
+
+    def refused(overrides: Sequence[str]) -> None:
+        if (tmp_path / "0").exists():
+            raise KeyboardInterrupt
+        for job in "02":
+            made = make_run(tmp_path / job)
+            write_summary(made, status="completed", train_loss=None, clock_s=0.9)
+        raise ConfigError("a run is writing here")
+
+    monkeypatch.setattr(run, "run_job", refused)
+    _, out, _ = command("run", "-m", "seed=0,1,2", f"hydra.sweep.dir={tmp_path}")
+    rows = [line.split()[2:] for line in out.splitlines() if line[:1].isdigit()]
+    assert rows == [["failed"], ["not", "begun"], ["not", "begun"]]
+    assert "report:" not in out
