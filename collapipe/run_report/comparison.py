@@ -58,7 +58,7 @@ def _opening(groups: Sequence[Group]) -> Markup:
     if any(len(group.runs) > 1 for group in groups):
         text += (
             " A curve is the mean over the seeds, in rounds that all of them have; its band is "
-            "from the least to the most."
+            "from the least to the most. Runs without a figure are left out."
         )
     if len(rounds) > 1:
         text += (

@@ -21,7 +21,8 @@ EPSILON: Value = attrgetter("epsilon")
 class Curve:
     """A value over rounds, named ``name`` in the legend.
 
-    For several ``runs`` it is their mean, in rounds in which all runs have the value.
+    For several ``runs`` it is their mean, in rounds in which all runs have the value. A run without
+    any, such as one that ended before its first round, is left out.
     """
 
     name: str
@@ -31,8 +32,9 @@ class Curve:
 
     def series(self, axis: str) -> Series:
         """Return the mean over one of the three axes, and a band from the least to the most."""
-        every = [_points(run, axis, self.value) for run in self.runs]
-        common = [number for number in every[0] if all(number in points for points in every)]
+        every = [points for run in self.runs if (points := _points(run, axis, self.value))]
+        first = every[0] if every else {}
+        common = [number for number in first if all(number in points for points in every)]
         found = [zip(*(points[number] for points in every), strict=True) for number in common]
         values = [(fmean(xs), ys) for xs, ys in found]
         means = [(x, fmean(ys)) for x, ys in values]
@@ -116,4 +118,4 @@ def learned(drawn: Iterable[tuple[str, str, Sequence[Curve]]]) -> Markup:
             ("seconds", "seconds", _clock_label(curves)),
         )
     ]
-    return charts(*found) if found else note("Nothing was trained and nothing was evaluated.")
+    return charts(*found) if found else note("There is no loss and no metric to draw.")

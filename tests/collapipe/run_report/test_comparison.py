@@ -50,6 +50,18 @@ def test_a_mean_curve_has_the_rounds_that_all_seeds_have(runs: list[Path]) -> No
     assert series.band[0] == (1.0, min(losses), max(losses))
 
 
+def test_a_run_without_rounds_is_left_out_of_its_configurations_curve(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    (runs[1] / "metrics.jsonl").unlink()
+    assert "Training loss against rounds" in report(*runs[:2]).texts
+    series, alone = (
+        Curve("A", 0, [read_run(run) for run in some], TRAIN_LOSS).series("round")
+        for some in (runs[:2], runs[:1])
+    )
+    assert series == alone
+
+
 def test_differences_are_paired_by_seed_with_students_interval(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:

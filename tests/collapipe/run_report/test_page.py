@@ -226,7 +226,7 @@ def test_a_run_without_training_has_a_page(run: Path, report: Callable[..., Page
         line.pop("metric", None)
         line.pop("evaluation_loss", None)
     write_lines(run, lines)
-    assert "Nothing was trained and nothing was evaluated." in report(run).texts
+    assert "There is no loss and no metric to draw." in report(run).texts
 
 
 def test_a_run_that_only_scheduled_has_no_measured_rounds(
