@@ -30,11 +30,12 @@ def phases(run: Run) -> Markup:
     server = {name: _total(run, name) for name in _SERVER}
     server["send"] = max(0.0, server["send"] - planning)  # the file's "send" includes planning
     units = {name.removeprefix(_UNIT): _total(run, name) for name in names}
-    whole = sum(server.values()) or 1.0
+    whole, rounds = sum(server.values()) or 1.0, len(run.rounds)
+    trained = sum(not line.seconds.keys().isdisjoint(names) for line in run.rounds)
     return join(
         charts(
-            _bars(run, "Mean round on the server, measured", server, "c0", whole),
-            _bars(run, "Mean round of a unit, measured", units, "c2") if units else None,
+            _bars(rounds, "Mean round on the server, measured", server, "c0", whole),
+            _bars(trained, "Mean round of a unit, measured", units, "c2") if units else None,
         ),
         note(
             f"Planning takes {planning / (_total(run, 'round') or 1.0):.2%} of a round. Send: all "
@@ -48,11 +49,11 @@ def _total(run: Run, name: str) -> float:
 
 
 def _bars(
-    run: Run, title: str, totals: dict[str, float], style: str, whole: float | None = None
+    rounds: int, title: str, totals: dict[str, float], style: str, whole: float | None = None
 ) -> Markup:
     bars = []
     for name, total in totals.items():
-        mean, share = total / len(run.rounds), f", {total / whole:.1%}" if whole else ""
+        mean, share = total / rounds, f", {total / whole:.1%}" if whole else ""
         bars.append(stacked(name, [(Kind("", style), mean)], seconds(mean) + share))
     return rows(title, "seconds", bars)
 

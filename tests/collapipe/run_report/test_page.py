@@ -321,6 +321,15 @@ def test_phases_of_the_server_add_up(run: Path) -> None:
         assert any(text.endswith(f", {share}") for text in texts)
 
 
+def test_the_mean_round_of_a_unit_leaves_out_skipped_rounds(run: Path) -> None:
+    lines = list(made_lines(4))
+    for line in lines:
+        line["seconds"] = {"train": 4.0, "round": 4.0, "unit/forward": 2.5}
+    del lines[2]["seconds"]["unit/forward"]
+    write_lines(run, lines)
+    assert seconds(2.5) in Page(phases(read_run(run))).texts
+
+
 def test_the_mean_drift_counts_skipped_rounds_and_failed_units(
     run: Path,
 ) -> None:
