@@ -21,13 +21,13 @@ from collapipe.models.cut import without_cut
 from collapipe.process.streams import lasting_output
 from collapipe.process.torch_device import use_threads
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.model import base_of, begin, read_tokenizer, trained_form
+from collapipe.runs.model import base_of, begin, read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, sends_words
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint
 from server_app.checkpoints.folder import CheckpointFolder
 from server_app.checkpoints.resumption import (
-    check_fits,
+    check_model,
     check_resumable,
     load_checkpoint,
     others,
@@ -74,12 +74,13 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         # the words of all units may need as much memory as the model
         replies = {unit: replace(reply, words={}) for unit, reply in replies.items()}
         if checkpoint is not None:
-            rewind_run(folder, settings, checkpoint, tokenizer)
-        folder.write_config(settings)
+            check_model(folder, settings, checkpoint, tokenizer)
         folder.write_tokenizer(tokenizer)
+        folder.write_config(settings)
         console, history = Console(file=lasting_output()), History(time.perf_counter())
         lines = [opening(settings, folder), budget_text(settings.privacy)]
         if checkpoint is not None:
+            rewind_run(folder, settings, checkpoint)  # only now: it removes the summary
             history = checkpoint.progress.history
             history.start = time.perf_counter() - checkpoint.progress.wall_s
             missing = others(checkpoint, replies, places)
@@ -212,7 +213,6 @@ class _Run:
             weights, base = begin(*where)
             self.folder.write_base(base.digests)
         else:
-            check_fits(self.checkpoint, trained_form(*where[1:]))
             weights, base = self.checkpoint.training.weights, base_of(*where)
             kept = CheckpointFolder(self.folder.path).kept
             training = replace(self.checkpoint.training, units=kept)

@@ -13,7 +13,7 @@ from collapipe.config.resolved import flattened
 from collapipe.errors import ConfigError, is_printable, one_line
 from collapipe.privacy.accounting import epsilon
 from collapipe.runs.folder import RunFolder, check_sizes
-from collapipe.runs.model import base_of
+from collapipe.runs.model import base_of, trained_form
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -118,14 +118,13 @@ def _check_budget(settings: Settings) -> None:
         )
 
 
-def rewind_run(
+def check_model(
     folder: RunFolder, settings: Settings, checkpoint: Checkpoint, tokenizer: Tokenizer
 ) -> None:
-    """Restore the folder's content at the time of the checkpoint.
+    """Raise ``ConfigError`` if the ``tokenizer`` or the frozen weights have changed since the run
+    began, or if the checkpoint's weights do not fit the model.
 
-    Raises ``ConfigError`` if the ``tokenizer`` or the frozen weights have changed since the run
-    began. The tokeniser comes from the run's folder, or from the training rows if the folder has
-    none.
+    The tokeniser comes from the run's folder, or from the training rows if the folder has none.
     """
     if tokenizer_digest(tokenizer) != checkpoint.progress.tokenizer:
         raise ConfigError(
@@ -134,6 +133,11 @@ def rewind_run(
         )
     if settings.framework.train:
         base_of(folder.path, settings, tokenizer.vocabulary).check()
+        _check_fits(checkpoint, trained_form(settings, tokenizer.vocabulary))
+
+
+def rewind_run(folder: RunFolder, settings: Settings, checkpoint: Checkpoint) -> None:
+    """Restore the folder's content at the time of the checkpoint."""
     planned, rounds = checkpoint.configuration["federation"]["rounds"], settings.federation.rounds
     if settings.optimizer.decay == "linear" and rounds != planned:
         _log.warning(
@@ -161,7 +165,7 @@ def others(checkpoint: Checkpoint, there: Collection[int], places: Places) -> st
     )
 
 
-def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
+def _check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
     """Raise ``ConfigError`` unless the checkpoint's weights have the names, types and shapes of
     ``expected``."""
     training = checkpoint.training

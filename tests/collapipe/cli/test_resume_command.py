@@ -16,7 +16,7 @@ from resumed import World
 
 from client_app.app import app as units
 from collapipe.cli.resume import resume_run
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, StorageError
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.reading import how_to_go_on
 from collapipe.wire import records
@@ -92,6 +92,27 @@ def test_fewer_rounds_than_at_the_checkpoint_are_refused(run_dir: Path) -> None:
     assert refusal(run_dir, "federation.rounds=2").startswith(
         f"federation.rounds=2: the checkpoint of {run_dir} is of round 3; set at least 3, or choose"
     )
+
+
+def test_a_resume_that_finds_no_room_leaves_the_complete_run(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("model/tokenizer.json: cannot be written (No space left on device)")
+
+    monkeypatch.setattr(RunFolder, "write_tokenizer", full)
+    before = _content(run_dir)
+    with pytest.raises(StorageError):
+        resume_run(run_dir, ["federation.rounds=4"], None, [])
+    assert _content(run_dir) == before
+
+
+def test_weights_that_do_not_fit_the_model_are_refused_before_anything_is_changed(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of another version of a model's code."""
+    monkeypatch.setattr(resumption, "trained_form", lambda *_: {"new": torch.zeros(2)})
+    assert "this model's missing" in refusal(run_dir, "federation.rounds=4")
 
 
 def test_the_checkpoint_before_a_damaged_one_is_offered_and_works(run_dir: Path) -> None:
