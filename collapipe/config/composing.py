@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from collapipe.config.overrides import parse
+from collapipe.config.overrides import parse, swept
 from collapipe.config.resolved import Resolved, check_values
 from collapipe.config.settings import CONF
 from collapipe.errors import ConfigError, one_line
@@ -206,6 +206,7 @@ def check_choices(override: Override) -> None:
     """Raise ``ConfigError`` if an override chooses a file that ``conf/`` lacks, or has several
     values."""
     if override.is_sweep_override():
+        swept(override)  # -m refuses some
         given = shlex.quote(str(override.input_line))
         raise ConfigError(f"{given}: several values need -m: collapipe run -m {given}")
     group, value = override.key_or_group, override.value()

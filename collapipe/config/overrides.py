@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -143,9 +143,22 @@ def merged(overrides: Sequence[str], later: Sequence[str]) -> list[str]:
 def expand(overrides: Sequence[str]) -> list[list[str]]:
     """Return the jobs of a sweep: all combinations of values such as ``a=1,2 b=range(3)``."""
     choices = [
-        [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
+        [f"{each.get_key_element()}={value}" for value in swept(each)]
         if each.is_sweep_override()
         else [str(each.input_line)]
         for each in parse(overrides)
     ]
     return [list(job) for job in itertools.product(*choices)]
+
+
+def swept(override: Override) -> Iterator[str]:
+    """Return the values of an override such as ``a=1,2``.
+
+    Raises ``ConfigError`` if they cannot be listed, as those of ``a=glob(*)``.
+    """
+    try:
+        return override.sweep_string_iterator()
+    except (HydraException, ValueError) as error:  # ValueError: a step of 0
+        raise ConfigError(
+            f"{override.input_line}: has no list of values; -m takes KEY=V1,V2 or KEY=range(…)"
+        ) from error
