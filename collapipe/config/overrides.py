@@ -154,11 +154,14 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
 def swept(override: Override) -> Iterator[str]:
     """Return the values of an override such as ``a=1,2``.
 
-    Raises ``ConfigError`` if they cannot be listed, as those of ``a=glob(*)``.
+    Raises ``ConfigError`` if there are none or if they cannot be listed, as those of ``a=glob(*)``.
     """
     try:
-        return override.sweep_string_iterator()
+        has_values = any(True for _ in override.sweep_string_iterator())
     except (HydraException, ValueError) as error:  # ValueError: a step of 0
         raise ConfigError(
             f"{override.input_line}: has no list of values; -m takes KEY=V1,V2 or KEY=range(…)"
         ) from error
+    if not has_values:
+        raise ConfigError(f"{override.input_line}: has no values; correct the ends of the range")
+    return override.sweep_string_iterator()

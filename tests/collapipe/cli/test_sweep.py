@@ -10,21 +10,24 @@ from collapipe.cli import run
 from collapipe.errors import ConfigError
 
 Command = Callable[..., tuple[int, str, str]]
+_UNLISTED = "has no list of values; -m takes KEY=V1,V2 or KEY=range(…)"
 
 
 @pytest.mark.parametrize("sweep", [(), ("-m",)])
 @pytest.mark.parametrize(
-    "option", ["strategy=glob(*)", "seed=interval(0,1)", "seed=range(0,3,step=0)"]
+    ("option", "message"),
+    [
+        ("strategy=glob(*)", _UNLISTED),
+        ("seed=interval(0,1)", _UNLISTED),
+        ("seed=range(0,3,step=0)", _UNLISTED),
+        ("seed=range(0,0)", "has no values; correct the ends of the range"),
+    ],
 )
 def test_values_that_cannot_be_listed_are_refused(
-    command: Command, sweep: tuple[str, ...], option: str
+    command: Command, sweep: tuple[str, ...], option: str, message: str
 ) -> None:
     """The error message does not suggest ``-m``, which refuses them as well."""
-    assert command("run", *sweep, option) == (
-        2,
-        "",
-        f"error: {option}: has no list of values; -m takes KEY=V1,V2 or KEY=range(…)\n",
-    )
+    assert command("run", *sweep, option) == (2, "", f"error: {option}: {message}\n")
 
 
 def test_a_jobs_row_has_no_figures_of_another_run_in_its_folder(
