@@ -39,6 +39,8 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
 
     Raises ``CollaPipeError`` or ``KeyboardInterrupt``.
     """
+    if _is_set("hydra.sweep.dir", overrides):
+        raise ConfigError("hydra.sweep.dir: has no effect without -m; set hydra.run.dir")
     find_own_packages_first()
     quieten()
     overrides = with_folder(config.own_overrides(overrides, config_file))
@@ -81,9 +83,9 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
     Errors in the options of any job are raised before the first one trains. A job that fails later
     does not stop the others; ``RoundFailedError`` is then raised at the end.
     """
-    given = expand(overrides)
-    jobs = [config.own_overrides(job, config_file) for job in given]
     where = Path(sweep_dir(overrides))
+    given = expand([each for each in overrides if not _is_set("hydra.sweep.dir", [each])])
+    jobs = [config.own_overrides(job, config_file) for job in given]
     for job in jobs:
         settings = config.load_overrides(with_folder([*job, setting("hydra.run.dir", where / "0")]))
         if settings.runtime.name != "deployment":

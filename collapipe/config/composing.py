@@ -168,7 +168,13 @@ def run_dir(tree: DictConfig) -> str:
 
 def sweep_dir(overrides: Sequence[str]) -> str:
     """Return the folder of a sweep's jobs. Raises ``ConfigError`` if the option is invalid."""
-    tree = composed([override for override in overrides if override.startswith("hydra.")])
+    given = [each for each in parse(overrides) if str(each.key_or_group).startswith("hydra.")]
+    for each in given:
+        if each.key_or_group == "hydra.run.dir":
+            raise ConfigError(f"{each.input_line}: has no effect with -m; set hydra.sweep.dir")
+        if each.key_or_group == "hydra.sweep.dir" and each.is_sweep_override():
+            raise ConfigError(f"{each.input_line}: a sweep has one folder; set one value")
+    tree = composed([str(each.input_line) for each in given])
     return _folder(tree, "hydra.sweep.dir")
 
 

@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from federated import TINY
 from made_run import make_run, write_summary
 
 from collapipe.cli import run
 from collapipe.errors import ConfigError
 
 Command = Callable[..., tuple[int, str, str]]
+SHORT = *TINY, "framework.train=false", "federation.rounds=1"
 _UNLISTED = "has no list of values; -m takes KEY=V1,V2 or KEY=range(…)"
 
 
@@ -28,6 +30,28 @@ def test_values_that_cannot_be_listed_are_refused(
 ) -> None:
     """The error message does not suggest ``-m``, which refuses them as well."""
     assert command("run", *sweep, option) == (2, "", f"error: {option}: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-m", "hydra.run.dir=a"], "hydra.run.dir=a: has no effect with -m; set hydra.sweep.dir"),
+        (["-m", "++hydra.run.dir=a"], "++hydra.run.dir=a: has no effect with -m; set"),
+        (["-m", "hydra.sweep.dir=a,b"], "hydra.sweep.dir=a,b: a sweep has one folder; set one"),
+        (["hydra.sweep.dir=a"], "hydra.sweep.dir: has no effect without -m; set hydra.run.dir"),
+    ],
+)
+def test_a_folder_without_effect_is_refused(
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = command("run", *options, *SHORT)
+    assert (status, err.count("\n")) == (2, 1) and f"error: {message}" in err
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_jobs_row_has_no_figures_of_another_run_in_its_folder(
