@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -86,8 +86,14 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
     where = Path(sweep_dir(overrides))
     given = expand([each for each in overrides if not _is_set("hydra.sweep.dir", [each])])
     jobs = [config.own_overrides(job, config_file) for job in given]
-    for job in jobs:
+    known = list[Mapping[str, object]]()
+    for number, job in enumerate(jobs):
         settings = config.load_overrides(with_folder([*job, setting("hydra.run.dir", where / "0")]))
+        if settings.tree in known:
+            chosen = shlex.join(each for each in given[number] if each not in overrides)
+            both = f"jobs {known.index(settings.tree)} and {number} are the same run"
+            raise ConfigError(f"{both}, {chosen}; remove one of the two values")
+        known.append(settings.tree)
         if settings.runtime.name != "deployment":
             check_devices(settings)
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))

@@ -54,6 +54,23 @@ def test_a_folder_without_effect_is_refused(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("values", "both"),
+    [
+        (["seed=1,2,1"], "jobs 0 and 2 are the same run, seed=1;"),
+        (["optimizer.lr=1e-3,0.001"], "jobs 0 and 1 are the same run, optimizer.lr=0.001;"),
+        (["seed=1,2", "task=dates,dates"], "jobs 0 and 1 are the same run, seed=1 task=dates;"),
+    ],
+)
+def test_equal_jobs_are_refused_before_the_first(
+    command: Command, tmp_path: Path, values: list[str], both: str
+) -> None:
+    """A report would refuse to compare them."""
+    status, _, err = command("run", "-m", *SHORT, *values, f"hydra.sweep.dir={tmp_path / 's'}")
+    assert (status, err.count("\n")) == (2, 1) and f"error: {both} " in err
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_jobs_row_has_no_figures_of_another_run_in_its_folder(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
