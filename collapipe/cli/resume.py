@@ -28,6 +28,8 @@ def resume_run(
     """
     quieten()
     check_plain(run_dir)
+    if folders := [each for each in overrides if each.startswith("hydra.")]:
+        raise ConfigError(f"{folders[0]}: has no effect; a resumed run stays in {run_dir}")
     overrides = with_folder(overrides)
     here = setting("hydra.run.dir", run_dir.resolve())
     began_with = [*_saved(run_dir, here), here]

@@ -88,6 +88,11 @@ def test_the_error_for_a_complete_run_explains_how_to_train_longer(run_dir: Path
     assert refusal(run_dir, "seed=0", "federation.keep=1") == expected
 
 
+def test_another_folder_is_refused(run_dir: Path) -> None:
+    message = refusal(run_dir, "hydra.run.dir=elsewhere", "federation.rounds=4")
+    assert message == f"hydra.run.dir=elsewhere: has no effect; a resumed run stays in {run_dir}"
+
+
 def test_fewer_rounds_than_at_the_checkpoint_are_refused(run_dir: Path) -> None:
     assert refusal(run_dir, "federation.rounds=2").startswith(
         f"federation.rounds=2: the checkpoint of {run_dir} is of round 3; set at least 3, or choose"
