@@ -25,6 +25,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     is taken as text, and ``input_line`` of its override has it in quotes. Raises ``ConfigError``
     for invalid overrides; it shows how to quote a value that could also be a list or a mapping.
     """
+    if isinstance(overrides, str):  # Python code would read each letter as an override
+        raise ConfigError(f"overrides={overrides!r}: must be a list of texts: [{overrides!r}]")
     parser = OverridesParser.create()
     try:
         try:

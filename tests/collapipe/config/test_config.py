@@ -20,6 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+import collapipe
 from collapipe.config import composing, load_overrides, load_saved, load_text, outline
 from collapipe.config.composing import composed, options_of, run_dir, sweep_dir
 from collapipe.config.overrides import expand, literal, split
@@ -140,6 +141,13 @@ def test_a_quoted_value_is_parsed_to_the_same_value(value: str) -> None:
     assert split(shlex.join(overrides)) == overrides
     tree = composed(overrides)
     assert options_of(tree)["tracking"]["mlflow"] + "a" == run_dir(tree) == value + "a"
+
+
+def test_a_text_in_place_of_the_list_of_overrides_is_refused() -> None:
+    with pytest.raises(ConfigError) as raised:
+        collapipe.train("federation.rounds=3")
+    shown = "'federation.rounds=3'"
+    assert str(raised.value) == f"overrides={shown}: must be a list of texts: [{shown}]"
 
 
 def test_a_sweep_has_every_combination_and_hydras_sweep_folder() -> None:
