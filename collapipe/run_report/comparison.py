@@ -164,7 +164,9 @@ def _values(group: Group, known: Mapping[Path, float]) -> dict[int, float]:
 def _mean(group: Group, measure: Measure, known: Mapping[Path, float]) -> object:
     values = _values(group, known)
     missing = _missing(group) if measure.uploads else ""
-    return join(_with_interval(values.values()), _small(missing)) if values else "–"
+    ways = [measure.how(group.runs[seed]) for seed in values]
+    mixed = _OTHERWISE if any(way != ways[0] for way in ways) else ""
+    return join(_with_interval(values.values()), _small(missing or mixed)) if values else "–"
 
 
 def _with_interval(values: Iterable[float], suffix: str = "", sign: str = "") -> Markup:

@@ -266,6 +266,19 @@ def test_validation_losses_on_different_rows_are_not_compared(
     assert shown == ["+0", "– measured differently"]
 
 
+def test_a_mean_of_seeds_that_measured_differently_is_marked(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    """For example, a unit with rows of its own was missing in one of the evaluations."""
+    lines = list(made_lines(20, seed=1))
+    lines[-1]["metric"]["signature"] += ":rows=9"
+    write_lines(runs[1], lines)
+    page = report(*runs)
+    first, second = page.rows("validation loss, last")[0][1:]
+    assert first.endswith(" measured differently") and "measured" not in second
+    assert "measured" not in page.rows("training loss, last")[0][1]
+
+
 def test_skipped_rounds_do_not_count_in_the_mean_delay(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
