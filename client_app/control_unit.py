@@ -20,11 +20,10 @@ from collapipe.errors import ConfigError
 from collapipe.formatting import counted
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.inventory.measured_step import read_step
-from collapipe.models.cut import appended_rows
+from collapipe.models.cost import rows_of_input
 from collapipe.models.frozen import whole
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import SplitModel, build_empty
-from collapipe.models.stem import StemSpec
 from collapipe.process.torch_device import moved
 from collapipe.runs.rows import load_held_out, load_shard
 from collapipe.sections import LoraSettings
@@ -154,7 +153,7 @@ def stem_rows(unit: ControlUnit, kept: Mapping[str, Tensors]) -> StemRows:
     """Return the round's account of rows that a frozen stem computes. Stored rows that the unit no
     longer has are ignored, because a resumed run may have fewer rows."""
     adapter, spec = unit.settings.adapter, unit.settings.model
-    further = appended_rows(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
+    further = rows_of_input(spec, tokens=0)
     stored = np.zeros(len(unit.lengths), np.bool_)
     if (numbers := kept.get(STEM, {}).get(STEM_ROWS)) is not None:
         stored[numbers.numpy()[numbers.numpy() < len(stored)]] = True

@@ -13,12 +13,14 @@ import torch
 from federated import TINY, UNEVEN, grid_of, run, train
 from full_disk import full_disk
 from huggingface import folder, without_dropout
+from pretrained import causal_folder, lora_run
 from pytest import LogCaptureFixture, MonkeyPatch
 from torch import Tensor
 
 from collapipe import config
 from collapipe.cli.export import export_run
 from collapipe.errors import ConfigError
+from collapipe.models.cost import rows_of_input
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import ModelSpec, SplitModel
 from collapipe.models.stem import ActivationStore
@@ -214,6 +216,24 @@ def test_a_pipeline_after_a_stem_equals_one_device(tmp_path: Path) -> None:
     assert differing(piped, whole)  # the order of sums differs
     for name, weight in whole.items():
         torch.testing.assert_close(piped[name], weight, rtol=0, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("mixtral", []),
+        ("llama", ["model.quantization=nf4", "pipeline.dtype=float64"]),
+    ],
+)
+def test_a_stem_with_experts_or_quantised_weights_trains(
+    tmp_path: Path, family: str, options: list[str]
+) -> None:
+    """Rows choose experts, and a pass without values has none; the stem appends no rows."""
+    model, one = causal_folder(tmp_path / "model", family=family), "federation.rounds=1"
+    options = ["adapter.last_blocks=1", "federation.num_units=1", one, *options]
+    settings = lora_run(tmp_path / "run", model, *options)
+    assert rows_of_input(settings.model, tokens=5) == 5
+    assert rounds(tmp_path / "run")[0]["failures"] == {}
 
 
 def test_an_exported_model_with_a_stem_encodes_like_the_trained_one(tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.cut import appended_rows
 from collapipe.models.dropout import drawing_from
 from collapipe.models.kept import Widened, widest_bytes
 from collapipe.models.output_layer import in_one_piece
 from collapipe.models.part import moments, state_like
-from collapipe.models.split import Head, ModelSpec, kinds_of_blocks
+from collapipe.models.split import Head, ModelSpec, kinds_of_blocks, table_rows
 from collapipe.models.stem import StemSpec
 from collapipe.models.without_values import WithoutValues
 from collapipe.own_packages import error_of_plugin
@@ -46,9 +45,9 @@ def get_ready() -> None:
 def rows_of_input(spec: ModelSpec, tokens: int) -> int:
     """Return the rows of the first block's input for a sample of ``tokens`` tokens, with the rows
     that a frozen stem appends."""
-    if not isinstance(spec, StemSpec):
-        return tokens
-    return tokens + appended_rows(spec.base, spec.frozen_blocks)
+    if isinstance(spec, StemSpec) and spec.frozen_blocks:
+        return tokens + table_rows(spec)
+    return tokens
 
 
 def measure_cost(

@@ -1,18 +1,14 @@
 """Split learning's cut: units hold the first blocks of a model, the server holds the rest."""
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import ConfigError
-from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec, through
+from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec, table_rows, through
 from collapipe.models.stem import StemSpec
-from collapipe.models.without_values import WithoutValues
 from collapipe.text.vocabulary import Vocabulary
 
 
@@ -97,15 +93,4 @@ def extra_rows(spec: ModelSpec) -> int:
     0 for a model without a cut. T5 blocks pass shared rows on to the next block; the block that
     removes them is on the server.
     """
-    return appended_rows(spec, spec.num_blocks) if isinstance(spec, CutSpec) else 0
-
-
-@functools.lru_cache(maxsize=8)  # every session of every round asks for it
-def appended_rows(spec: ModelSpec, num_blocks: int) -> int:
-    """Return the rows appended by the first ``num_blocks`` blocks, from a pass on fake tensors."""
-    with WithoutValues():
-        blocks = [spec.build_block(index).eval() for index in range(num_blocks)]
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        empty = [block.to_empty(device="cpu") for block in blocks]
-        hidden, mask = torch.zeros(1, 1, spec.dim), torch.ones(1, 1, dtype=torch.bool)
-        return int(through(empty, hidden, mask).shape[1]) - 1
+    return table_rows(spec) if isinstance(spec, CutSpec) else 0

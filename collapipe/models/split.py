@@ -89,7 +89,8 @@ def packs(spec: ModelSpec) -> bool:
 
 
 def table_rows(spec: ModelSpec) -> int:
-    """Return the most rows that a block may append to a sample's tokens for later blocks."""
+    """Return the rows that the first block appends to a sample's tokens, and the last one removes;
+    0 unless ``spec`` has the attribute."""
     return int(getattr(spec, "table_rows", 0))
 
 

@@ -10,7 +10,7 @@ from sections import adapter_settings
 from torch import Tensor
 
 from collapipe.errors import ConfigError
-from collapipe.models.cost import measure_cost
+from collapipe.models.cost import measure_cost, rows_of_input
 from collapipe.models.cut import cut_at
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.lora import LoraSpec, with_adapters
@@ -141,6 +141,17 @@ def test_the_planner_counts_blocks_after_the_stem(tmp_path: Path, kind: str) -> 
     cost, whole = measure_cost(spec, LONGEST, 4), measure_cost(spec.base, LONGEST, 4)
     assert cost.forward_flops == whole.forward_flops
     assert cost.activation_bits == whole.activation_bits
+
+
+@pytest.mark.parametrize("frozen_blocks", [0, 2])
+@pytest.mark.parametrize("kind", ["own", "t5", "t5-wide"])
+def test_the_planner_counts_the_rows_that_a_stem_appends(
+    tmp_path: Path, kind: str, frozen_blocks: int
+) -> None:
+    base, batch = base_of(tmp_path, kind), batch_for("decoder")
+    spec = adapted(base, base.num_blocks - frozen_blocks)
+    hidden = drawn(spec).embedding(batch.inputs, batch.mask)
+    assert rows_of_input(spec, LONGEST) == hidden.shape[1]
 
 
 @pytest.mark.parametrize("last_blocks", [5, 6])
