@@ -190,7 +190,8 @@ class Nothing(TransformerSpec):
         run(own / "run", "model._target_=nothing_built.Nothing")
 
 
-def test_a_head_without_a_member_is_refused_in_a_line_that_names_it(own: Path) -> None:
+@pytest.mark.parametrize("cut", ["null", "1"])
+def test_a_head_without_a_member_is_refused_in_a_line_that_names_it(own: Path, cut: str) -> None:
     """It could train, and fails in every evaluation."""
     (own / "silent_head.py").write_text("""
 from collapipe.models.transformer import TransformerSpec
@@ -210,7 +211,8 @@ class Head(nn.Module):
 """)
     fault = r"^model\.build_head=silent_head\.Head: lacks generate; collapipe\.models\.split\.Head "
     with pytest.raises(ConfigError, match=fault):
-        run(own / "run", "model._target_=silent_head.Silent", "federation.rounds=1")
+        options = "model._target_=silent_head.Silent", f"framework.cut={cut}"
+        run(own / "run", *options, "federation.rounds=1")
 
 
 def test_a_model_of_a_users_class_is_refused_for_real_devices_before_training(own: Path) -> None:

@@ -1,6 +1,6 @@
 """Split learning's cut: units hold the first blocks of a model, the server holds the rest."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -68,8 +68,11 @@ class CutHead(nn.Module):
         """Return the summed loss of the target tokens; ``hidden`` is the units' last activation."""
         return cast(Head, self.head).loss(self._encoded(hidden, mask), mask, targets)
 
-    def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        return cast(Any, self.head).logits(self._encoded(hidden, mask), mask)  # type: ignore[no-any-return]
+    @property
+    def logits(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The head's ``logits``; missing, like any attribute, if the head has none."""
+        own = cast(Any, self.head).logits
+        return lambda hidden, mask: own(self._encoded(hidden, mask), mask)
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
         return cast(Head, self.head).generate(self._encoded(hidden, mask), mask, max_length)

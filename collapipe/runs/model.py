@@ -22,6 +22,7 @@ from collapipe.config import Settings, load_saved
 from collapipe.config.settings import check_members
 from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, one_line
+from collapipe.models.cut import CutHead
 from collapipe.models.frozen import FrozenParts, find, forget, frozen_in, published, whole
 from collapipe.models.kept import quantised_without_values, to_dtype
 from collapipe.models.part import prefixed
@@ -81,7 +82,8 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
             name: returned(build(), nn.Module, f"model: building {name}")
             for name, build in building.items()
         }
-    check_members("model", empty[HEAD], Head, "build_head")
+    head = empty[HEAD]
+    check_members("model", head.head if isinstance(head, CutHead) else head, Head, "build_head")
     complete = spec.own_tokenizer is not None and spec.head in _COMPLETE
     freezes = any(not each.requires_grad for part in empty.values() for each in part.parameters())
     with torch.random.fork_rng(devices=[]):

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import torch
 from huggingface import VOCABULARY, InFloat64, batch_for, spec_of, without_dropout
-from torch import Tensor
+from torch import Tensor, nn
 
 from collapipe.errors import ConfigError
 from collapipe.models.cost import measure_cost
@@ -97,6 +97,14 @@ def test_the_initial_weights_equal_those_of_the_uncut_model(tmp_path: Path, kind
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
     assert len(twice.blocks) == 1
+
+
+def test_a_cut_head_has_logits_only_if_the_original_head_has_them() -> None:
+    """Without them predictions are scored by the loss."""
+    head = nn.Module()
+    assert not hasattr(CutHead({}, head), "logits")
+    head.logits = lambda hidden, mask: hidden + mask
+    assert CutHead({}, head).logits(torch.ones(1), torch.ones(1)) == 2
 
 
 def test_encoder_blocks_in_the_head_keep_their_numbers(tmp_path: Path) -> None:
