@@ -10,7 +10,7 @@ import numpy as np
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.plan import Certificate, RoundPlan, SegmentPlan
-from collapipe.state import Channel, ClusterState, DeviceProfile, check_links
+from collapipe.state import Channel, ClusterState, DeviceProfile, check_kind, check_links
 from optim.dssra import Dssra
 from optim.planned import planned
 from optim.planner import Planner, RoundRequest
@@ -66,6 +66,8 @@ def plan_cluster(
         batch_size=batch_size,
         max_micro_batches=requested,
     )
+    for device in devices:
+        check_kind("devices", device, DeviceProfile)
     _check_once("devices", [each.name for each in devices])
     check_links(devices)
     check_choice("schedule", schedule, schedules("auto", measured=True))
@@ -109,7 +111,6 @@ def plan_round(
     """
     _check_sizes(clusters=len(clusters), channels=len(channels), num_blocks=num_blocks)
     _check_sizes(batch_size=batch_size, local_steps=local_steps)
-    _check_once("clusters", [each.unit for each in clusters])
     check_choice("schedule", schedule, ("auto", *schedules("auto", measured=True)))
     strategy = Dssra() if strategy is None else strategy
     if isinstance(strategy, type) or not hasattr(strategy, "plan_round"):
@@ -136,6 +137,7 @@ def plan_round(
         losses=(None,) * len(clusters),
         error_queues=last.error_queues,
     )
+    _check_once("clusters", [each.unit for each in request.clusters])
     return planned(strategy, request, _generator(seed, request.round))
 
 

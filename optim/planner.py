@@ -11,7 +11,7 @@ import numpy as np
 
 from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, RoundPlan
-from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates
+from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates, check_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,10 @@ class RoundRequest:
     kept: tuple[ClusterPlan, ...] = ()
 
     def __post_init__(self) -> None:
+        for cluster in self.clusters:
+            check_kind("clusters", cluster, ClusterState)
+        for channel in self.channels:
+            check_kind("channels", channel, Channel)
         expected = len(self.channels)
         for each in self.clusters if expected else ():  # without channels no uplink is planned
             if each.uplink and (gains := len(each.uplink.gains)) != expected:

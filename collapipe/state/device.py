@@ -12,7 +12,14 @@ from collapipe.state.device_laws import (
     Recomputing,
     SharingLaw,
 )
-from collapipe.state.limits import MOST_DEVICES, MOST_LAW, MOST_NAME, admitted, check_count
+from collapipe.state.limits import (
+    MOST_DEVICES,
+    MOST_LAW,
+    MOST_NAME,
+    admitted,
+    check_count,
+    check_kind,
+)
 from collapipe.validation import nearest
 
 
@@ -35,8 +42,7 @@ class DeviceProfile:
                 f"device {self.name[:MOST_NAME]!r}: a name has at most {MOST_NAME} characters, "
                 "all printable"
             )
-        if not isinstance(self.time, AffineLaw):
-            raise ConfigError(f"device {self.name}: time={self.time} must be an AffineLaw")
+        check_kind(f"device {self.name}: time", self.time, AffineLaw)
         check_count(f"device {self.name}: max_blocks", self.max_blocks or 0)
         others = {each.to for each in self.links} - {self.name}
         if not len(self.links) == len(others) < MOST_DEVICES:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from numbers import Integral, Real
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 
 MOST, MOST_LAW = 1e18, 1e6
 ROUNDING = 1e-12  # of a limit for exactly n blocks or rows, which must not lose one by rounding
@@ -15,6 +15,12 @@ def check_count(what: str, count: int) -> None:
     """Raise ``ConfigError`` for a fraction, or a negative or huge count."""
     if not (isinstance(count, Integral) and 0 <= count <= MOST):
         raise ConfigError(f"{what} must be a whole number within 0 … {MOST:g}")
+
+
+def check_kind(what: str, value: object, kind: type[object]) -> None:
+    """Raise ``ConfigError`` unless ``value`` is an object of the class ``kind``."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"{what}={one_line(value)}: must be an object of {kind.__name__}")
 
 
 def admitted(value: float, most: float) -> float:

@@ -42,9 +42,16 @@ def test_coefficients_of_a_law_must_be_within_bounds(u: float) -> None:
 def test_other_types_than_a_law_of_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^AffineLaw: u='1' must be 0, or within"):
         AffineLaw("1", 0.0, 0.0, 0.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"^device a: time=\(1, 2, 3, 4\) must be an AffineLaw"):
+    with pytest.raises(ConfigError, match=r"^device a: time=\(1, 2, 3, 4\): .* AffineLaw$"):
         DeviceProfile("a", (1, 2, 3, 4))  # type: ignore[arg-type]
     assert AffineLaw(np.float32(0.5), np.float64(0.5), np.int64(1), 0).chunk(1, 1) == 2  # type: ignore[arg-type]
+
+
+def test_other_objects_than_devices_and_an_uplink_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^unit 3: devices=\{\}: must be an object of Device"):
+        ClusterState(3, (DeviceProfile("a", LAW), {}), 5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^unit 3: uplink=\{\}: must be an object of Uplink$"):
+        ClusterState(3, (DeviceProfile("a", LAW),), 5, {})  # type: ignore[arg-type]
 
 
 def test_the_time_of_a_chunk_is_compute_plus_hop() -> None:

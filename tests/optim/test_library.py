@@ -84,6 +84,7 @@ def test_a_cluster_is_planned_by_any_solver_and_with_fewer_micro_batches() -> No
             {"devices": (replace(DEVICES[0], links=(Link("pie", 0.0, 5.0),)), DEVICES[1])},
             "^device jetson: has a link to 'pie', which is no device of the cluster; nearest: pi$",
         ),
+        ({"devices": (DEVICES[0], {})}, r"^devices=\{\}: must be an object of DeviceProfile$"),
         ({"num_blocks": 3.5}, r"^num_blocks=3\.5: must be a whole number"),
         ({"num_blocks": 12.0}, r"^num_blocks=12\.0: "),
         ({"num_blocks": math.nan}, "^num_blocks=nan: "),
@@ -193,6 +194,8 @@ def test_a_previous_plan_with_impossible_queues_is_refused(name: str) -> None:
     [
         ({"clusters": ()}, "^clusters=0: must be a whole number from 1 on$"),
         ({"channels": ()}, "^channels=0: must be a whole number from 1 on$"),
+        ({"clusters": (*CLUSTERS[:2], {})}, r"^clusters=\{\}: must be an object of ClusterState$"),
+        ({"channels": (CHANNELS[0], {})}, r"^channels=\{\}: must be an object of Channel$"),
         ({"clusters": (*CLUSTERS[:2], CLUSTERS[0])}, "^clusters: 0 is there twice$"),
         ({"batch_size": 0}, "^batch_size=0: "),
         ({"schedule": "x"}, "^schedule=x: must be one of auto, gpipe, one_f_one_b$"),
