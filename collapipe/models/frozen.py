@@ -64,7 +64,7 @@ def published(
     ``empty`` is the part without values, which computes in ``dtype``. ``source`` is another folder
     or hub id. Weights that are kept quantised are quantised here, a block at a time, and stored,
     unless the ``store`` has those of these files. Tensors that this process still holds, of files
-    that were not written since, are returned again.
+    that were not written since, are returned again. Raises ``ConfigError`` for invalid files.
     """
     like, wide, base = frozen_in(empty, dtype), unquantised(empty), spec
     scales = {f"{name}_scale" for name in wide}
@@ -154,14 +154,23 @@ def find(
 
     The model's files, see ``published``, take precedence over the ``stores``, except for quantised
     weights, which are made of the files only if no store has them; the last store then keeps them.
+    Invalid files are not used, with one warning.
     """
     made = bool(unquantised(empty))
     if made and (kept := _loaded(digest, stores)) is not None:
         return kept
     store = stores[-1] if stores else None
-    if (there := published(spec, part, empty, dtype, source, store, digest)) is not None:
-        return there[1]
+    try:
+        if (there := published(spec, part, empty, dtype, source, store, digest)) is not None:
+            return there[1]
+    except ConfigError as error:
+        _warn_of(str(error))
     return None if made else _loaded(digest, stores)
+
+
+@functools.lru_cache(maxsize=8)  # all parts and units find the same fault
+def _warn_of(fault: str) -> None:
+    _log.warning("the model's files are not used: %s", fault)
 
 
 def _loaded(digest: str, stores: Sequence[FrozenStore]) -> Tensors | None:

@@ -215,7 +215,8 @@ class HuggingFaceSpec:
         """Return weights of one part with the names, shapes and dtypes of ``like``; None unless
         the files have all of them."""
         wanted = {self.names.to_original(ours): each for ours, each in like.items()}
-        found = weights.tried(there.files[0].parent, lambda: _read(self, there, wanted))
+        name = self.name or there.files[0].parent
+        found = weights.tried(name, lambda: _read(self, there, wanted))
         return found and dict(zip(like, found.values(), strict=True))
 
     def copies(self, vocabulary: Vocabulary | None) -> dict[str, str]:

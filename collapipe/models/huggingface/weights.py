@@ -31,7 +31,6 @@ from collapipe.tensors import Tensors, aligned
 from collapipe.wire.frozen_store import state_of
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 # Hide transformers' coloured table of missing weights: whoever calls ``converted`` reports them.
 logging.getLogger("transformers.modeling_utils").addFilter(
     lambda record: "LOAD REPORT" not in str(record.msg)
@@ -219,18 +218,17 @@ def _unwrapped(found: dict[str, T]) -> dict[str, T]:
 
 
 def tried(name: object, read: Callable[[], T]) -> T | None:
-    """Return what ``read`` does; None if files are missing or, with a warning, invalid."""
-    try:
-        return read()
-    except OSError:
-        return None
-    except UNREADABLE as error:
-        _log.warning("%s: its weights are not used (%s)", name, one_line(error))
-        return None
+    """Return what ``read`` does; None if files are missing. Raises ``ConfigError`` for invalid
+    ones."""
+    with reading(name):
+        try:
+            return read()
+        except OSError:
+            return None
 
 
 @contextmanager
-def reading(name: str) -> Iterator[None]:
+def reading(name: object) -> Iterator[None]:
     """Convert errors of reading into ``ConfigError``."""
     try:
         yield

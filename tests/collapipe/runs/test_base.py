@@ -62,6 +62,19 @@ def test_a_run_saves_only_its_trained_weights(finished: Path) -> None:
     assert same | own.keys() == last.keys()
 
 
+def test_a_damaged_base_is_named_once(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error says all that a warning before it could."""
+    settings = lora_settings(tmp_path / "run", Path(shutil.copytree(model, tmp_path / "llama")))
+    vocabulary = make_tokenizer(settings, ()).vocabulary
+    file = tmp_path / "llama" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=rf"^model\.name={tmp_path}/llama: cannot read weights"):
+        begin(tmp_path / "run", settings, vocabulary)
+    assert not caplog.messages
+
+
 def test_a_missing_or_different_base_is_refused(tmp_path: Path, model: Path) -> None:
     """The error is one line. Once its base is restored, the run loads again."""
     own = tmp_path / "llama"
