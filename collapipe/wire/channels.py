@@ -27,7 +27,7 @@ from collapipe.wire.pieces import PIECE_BYTES
 from collapipe.wire.streams import ACCEPTED, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
-_ON_GRPC_S = 600.0  # for which messages stay on gRPC once a data connection could not be made
+_ON_GRPC_S = 60.0  # before a data connection is tried again: each attempt may delay a round 2 s
 _log = logging.getLogger(__name__)
 _MESSAGE_BYTES = PIECE_BYTES + 1024
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
@@ -167,6 +167,8 @@ class Channels:
         for device, method in [*self._open]:
             if device not in but:
                 self._forget(device, method)
+        for device in self._on_grpc_until.keys() - {*but}:
+            del self._on_grpc_until[device]
 
     def _connected(self, device: DeviceAddress, offer: Offer) -> DataConnection | None:
         """Make a data connection to the device; None if that is not possible."""

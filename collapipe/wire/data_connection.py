@@ -32,7 +32,12 @@ _TICKET_BYTES, _KEY_BYTES, _TAG_BYTES, _NONCE_BYTES = 16, 32, 16, 12
 _LENGTH_BYTES = 4  # of a message's length, before it
 _MOST_BYTES = PIECE_BYTES + 1 + _TAG_BYTES  # of an encrypted message
 _MOST_STRANGERS = 32  # connections at the same time that have not presented a ticket
-_UNSENT_BYTES = 256 * 1024  # most in the system's buffer, so that no frame waits long there
+_TCP_OPTIONS = {
+    "TCP_NODELAY": 1,
+    "TCP_NOTSENT_LOWAT": 256 * 1024,  # bytes in the system's buffer: no frame waits long there
+    "TCP_KEEPIDLE": 5,  # seconds; a router must not forget an idle connection
+    "TCP_KEEPINTVL": 5,
+}
 ON_GRPC, ON_CONNECTION = b"\5", b"\6"  # the caller's first message: where all others go
 Connect = Callable[["Offer"], "DataConnection | None"]
 """Takes up an offer; None if it cannot."""
@@ -70,9 +75,10 @@ class DataConnection:
         self._socket, self._closed = connection, False
         self._own, self._other = ChaCha20Poly1305(own_key), ChaCha20Poly1305(other_key)
         self._num_sent = self._num_received = 0
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _TCP_OPTIONS.items():
+            if hasattr(socket, name):  # not on every system
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: bytes) -> None:
         """Send a message. Raises ``OSError`` if the connection has ended."""
@@ -286,12 +292,12 @@ class DataPort:
 def connected(host: str, offer: Offer) -> DataConnection:
     """Take up an ``offer`` of the device ``host``. Raises ``OSError`` if this is not possible."""
     connection = socket.create_connection((host, offer.port), _CONNECT_S)
-    made = DataConnection(connection, offer.caller_key, offer.device_key)
     try:
         connection.sendall(offer.ticket)
+        made = DataConnection(connection, offer.caller_key, offer.device_key)
         made.check_greeting()
     except (OSError, WireError) as error:
-        made.close()
+        connection.close()
         raise ConnectionError(cause_of(error)) from error
     return made
 

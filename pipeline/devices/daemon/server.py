@@ -70,7 +70,7 @@ class DeviceSettings:
 class Daemon:
     """Serves while the context is open; ``address`` has the port on which it listens.
 
-    Raises ``ConfigError`` if it cannot listen on the address.
+    Raises ``ConfigError`` if it cannot listen on the address, or on a second port there.
     """
 
     def __init__(self, settings: DeviceSettings, credentials: Credentials | None) -> None:
@@ -92,10 +92,10 @@ class Daemon:
             (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
         )
         self.address = f"{settings.listen.rpartition(':')[0]}:{self._port()}"
-        self._data = DataPort(host_and_port(settings.listen)[0])
 
     def __enter__(self) -> "Daemon":
         return_large_blocks()
+        self._data = DataPort(host_and_port(self._settings.listen)[0])
         self._server.start()
         return self
 
