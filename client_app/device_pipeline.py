@@ -13,8 +13,7 @@ from client_app.plan_after_loss import plan_after_loss
 from client_app.plan_news import moved_blocks, without_devices
 from collapipe import __version__
 from collapipe.config import Settings
-from collapipe.errors import RoundFailedError
-from collapipe.formatting import counted
+from collapipe.errors import InfeasibleRoundError, RoundFailedError
 from collapipe.models.description import describe
 from collapipe.models.part import Part
 from collapipe.models.split import ModelSpec
@@ -122,6 +121,10 @@ class DevicePipeline:
         head.on_answer(self.segments.arrived)
         return Pipeline(m, self._embedding, self.segments, head, self._timer)
 
+    def keep_relay(self) -> None:
+        """Relay hops in later rounds, too, if a device could not dial another one."""
+        self._all.relay = self.segments.relays
+
     def figures(self) -> DeviceFigures:
         """Return the devices' measurements and events in the round, and update the law."""
         segments = self.segments
@@ -131,12 +134,6 @@ class DevicePipeline:
             hosts, lost = segments.hosts, segments.lost
             self._all.learn(segments.plan, times, hosts, self._described, lost)
         self._all.news.clear()
-        for name, blocks in segments.refused.items():
-            self._all.most_blocks[name] = blocks - 1  # a plan gave it ``blocks``
-            most = counted(blocks - 1, "block")
-            self._all.news.append(
-                f"{name} holds at most {most} from now on: it offers less than its memory_bytes"
-            )
         if not segments.lost:
             steps_s = self._timer.seconds[PIPELINE]
             self._all.sending = {
@@ -145,7 +142,6 @@ class DevicePipeline:
             }
             step_s, copies = steps_s / self._num_steps, self._replica.num_copies
             self._all.storing = self._replica.busy_s / copies / step_s if copies else 0.0
-        self._all.relay = segments.relays
         return DeviceFigures(
             reports=reports,
             events=tuple(map(self._all.redacted, events)),
@@ -181,22 +177,27 @@ class DevicePipeline:
         return copy_interval(copies, sending, self._all.storing)
 
     def _replan(self, lost: Mapping[str, str]) -> ClusterPlan:
-        """Return the fastest plan over the remaining devices, with the same micro-batches. Raises
-        ``RoundFailedError`` if they cannot hold the model."""
-        missing, settings = {**self._all.absent, **lost}, self._settings
-        left = [each for name, each in self._devices.items() if name not in missing]
+        """Return the fastest plan over the remaining devices within their limits, with the same
+        micro-batches. Raises ``RoundFailedError`` if they cannot hold the model."""
+        settings, refused = self._settings, self.segments.refused
+        for name, (blocks, cause) in refused.items():
+            self._all.limit(name, blocks - 1, cause)
+        missing = {**self._all.absent, **lost}
+        known = (self._all.limited(e) for name, e in self._devices.items() if name not in missing)
+        left = [each for each in known if each.max_blocks != 0]
         if not left:
-            causes = ((name, self._all.redacted(cause)) for name, cause in missing.items())
-            why = "; ".join(f"{name} ({cause})" for name, cause in causes)
-            raise RoundFailedError(f"lost all its devices: {why}")
-        plan, news = plan_after_loss(
-            self._plan,
-            missing,
-            left,
-            batch_size=settings.batch_size,
-            most_segments=settings.pipeline.num_segments,
-            may_share=settings.tree["strategy"].get("sharing") == "auto",
-        )
+            raise RoundFailedError(f"lost all its devices: {self._all.causes(lost)}")
+        try:
+            plan, news = plan_after_loss(
+                self._plan,
+                {*missing, *refused},
+                left,
+                batch_size=settings.batch_size,
+                most_segments=settings.pipeline.num_segments,
+                may_share=settings.tree["strategy"].get("sharing") == "auto",
+            )
+        except InfeasibleRoundError as error:
+            raise RoundFailedError(f"because of {self._all.causes(lost)}: {error}") from error
         if news is not None:
             self._all.news.append(news)
         return plan

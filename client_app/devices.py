@@ -1,6 +1,7 @@
 """A control unit's real devices: their addresses, which of them answer, and their speeds."""
 
 import logging
+import math
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import ConfigError, LinkError, one_line
+from collapipe.formatting import counted
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.plan import ClusterPlan
 from collapipe.process.allocator import return_large_blocks
@@ -54,8 +56,9 @@ class Devices:
         # as measured in the last round without a loss
         self.sending: dict[str, Sending] = {}
         self.storing = 0.0  # a copy's processor time on the control unit, in steps
-        # device → most blocks for which it has memory, less than the inventory says
-        self.most_blocks: dict[str, int] = {}
+        # device → most blocks for which it has memory, and why it refused more
+        self.limits: dict[str, tuple[int, str]] = {}
+        self._offered: dict[str, float] = {}  # device → bytes of memory, in its last status
         self.news: list[str] = []  # lost and returned devices since the last report
         self.advised = False  # that this process alone is faster
 
@@ -78,30 +81,50 @@ class Devices:
     def present(
         self, profiles: Collection[DeviceProfile], alive: Collection[str] = ()
     ) -> tuple[DeviceProfile, ...]:
-        """Return the devices with their measured speeds. Devices that do not answer, or have
-        another version, can hold no block; devices that are ``alive`` are not contacted."""
-        names = [each.name for each in profiles if each.name not in alive]
+        """Return the devices with their measured speeds and limits. Devices that do not answer, or
+        have another version, can hold no block. Devices that are ``alive`` are not contacted unless
+        they have a limit, because their owners may have raised their memory."""
+        names = [e.name for e in profiles if e.name not in alive or e.name in self.limits]
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             faults = dict(zip(names, pool.map(self._fault, names), strict=True))
         before, self.absent = self.absent, {name: why for name, why in faults.items() if why}
         new = (f"planned without {n}: {w}" for n, w in self.absent.items() if n not in before)
-        self.news += [*new, *(f"{n} answers again" for n in before if n not in self.absent)]
+        self.news += new
+        for name in (each for each in before if each not in self.absent):
+            self.limits.pop(name, None)  # it may have been started again with more memory
+            self.news.append(f"{name} answers again")
         if len(self.absent) == len(profiles):
             _log.warning("no device answers: %s", "; ".join(self.absent.values()))
-        most = self.most_blocks | dict.fromkeys(self.absent, 0)
         return tuple(
-            replace(each, max_blocks=most[each.name]) if each.name in most else each
+            each.at_most(0) if each.name in self.absent else self.limited(each)
             for each in self.known(profiles)
         )
+
+    def limit(self, name: str, blocks: int, cause: str) -> None:
+        """Limit a device to so many blocks, because it refused more for this ``cause``."""
+        if name not in self.limits or blocks < self.limits[name][0]:
+            self.limits[name] = blocks, cause
+            most = counted(blocks, "block")
+            self.news.append(f"{name} holds at most {most} from now on: {cause}")
+
+    def limited(self, profile: DeviceProfile) -> DeviceProfile:
+        """Return the profile with the limit that the device has shown."""
+        if profile.name not in self.limits:
+            return profile
+        return profile.at_most(self.limits[profile.name][0])
 
     def _fault(self, name: str) -> str | None:
         """Return why a device cannot work for this unit; None if it can."""
         if fault := self._dialer.fault(name, self.roster[name].address):
             return fault
         try:
-            return ask_status(self._dialer, self.roster[name], BRIEF).misfit(name, __version__)
+            status = ask_status(self._dialer, self.roster[name], BRIEF)
         except LinkError as error:
             return str(error)
+        if status.memory_bytes > self._offered.get(name, math.inf):
+            self.limits.pop(name, None)
+        self._offered[name] = status.memory_bytes
+        return status.misfit(name, __version__)
 
     def learn(
         self,
@@ -150,6 +173,13 @@ class Devices:
             name: replace(host, name=labels[host.name]) for name, host in hosts.items()
         }
         return found | {None: replace(this_host(), name="")}
+
+    def causes(self, lost: Mapping[str, str]) -> str:
+        """Name the devices that are limited, absent or ``lost``, with the causes, for the
+        server."""
+        limits = {name: cause for name, (_, cause) in self.limits.items()}
+        found = {**limits, **self.absent, **lost}.items()
+        return "; ".join(f"{name} ({self.redacted(cause)})" for name, cause in found)
 
     def redacted(self, text: str) -> str:
         """Return a text on devices in one line, without addresses and paths, for the server."""

@@ -5,7 +5,7 @@ from itertools import islice
 
 import numpy as np
 
-from collapipe.errors import InfeasibleRoundError, RoundFailedError
+from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan
 from collapipe.state import DeviceProfile
 from optim.partition.exact import exact_partition
@@ -27,19 +27,20 @@ def plan_after_loss(
     may_share: bool,
 ) -> tuple[ClusterPlan, str | None]:
     """Return the fastest plan over the devices that are ``left``, with the same micro-batches, and
-    a message if it changes the weights' last bits.
+    a message if it changes the weights' last bits. Those of them that are ``missing``, too, have
+    refused blocks and take over no shares.
 
     ``most_segments`` None allows one on each device. ``may_share`` allows shared stages to a plan
-    that has none. Raises ``RoundFailedError`` if the devices cannot hold the model.
+    that has none. Raises ``InfeasibleRoundError`` if the devices cannot hold the model.
     """
     if plan.shares and (taken_over := taken_over_by(plan, missing, left, batch_size)):
         return taken_over, None
-    problem, without = _problem(plan, left, batch_size), f"without {', '.join(sorted(missing))}"
+    problem = _problem(plan, left, batch_size)
     try:
         found = solve_verified(problem, exact_partition, np.random.default_rng(0))
-    except InfeasibleRoundError as error:
+    except InfeasibleRoundError:
         if (shared := _shared(problem) if may_share or plan.shares else None) is None:
-            raise RoundFailedError(f"{without}: {error}") from error
+            raise
         found = shared
     most = most_segments or len(left)
     allowed = [each for each in found.front if each.num_segments <= most]
@@ -49,8 +50,8 @@ def plan_after_loss(
         return new, None
     what = "shares" if plan.shares else "blocks without sharing them"
     return new, (
-        f"{without} no devices can hold the {what}: blocks are planned anew, which changes the "
-        "weights' last bits"
+        f"without {', '.join(sorted(missing))} no devices can hold the {what}: blocks are planned "
+        "anew, which changes the weights' last bits"
     )
 
 
@@ -60,7 +61,7 @@ def taken_over_by(
     """Return the fastest plan with the same shares over the devices that are ``left``; None if none
     can hold them. After several losses not all plans are compared."""
     found = list[tuple[float, int, ClusterPlan]]()
-    devices = {each.name: each for each in left}
+    devices = {each.name: each for each in left if each.name not in missing}
     every = plan.without(missing, plan.unused([*devices]))
     for number, each in enumerate(islice(every, _MOST_PLANS)):
         problem = _problem(plan, [*each.in_modes(devices).values()], batch_size).sharing()

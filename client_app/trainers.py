@@ -135,6 +135,7 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
             start=start,
             embedding=_embedding(unit, spec, start),
         )
+        stack.callback(devices.keep_relay)  # also if the round fails
         stack.enter_context(devices.segments)
         pipeline = devices.pipeline(head)
         yield RoundTrainer(stack.enter_context(pipeline), link, devices)

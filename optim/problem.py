@@ -94,7 +94,7 @@ class ClusterProblem:
         """Return the problem in which every device may share a stage; adding gradients takes no
         time if nothing says how long it takes."""
         devices = (
-            replace(each, sharing=each.sharing or SharingLaw(0.0, memory=each.memory))
+            replace(each, sharing=each.sharing or SharingLaw(0.0, each.max_blocks, each.memory))
             for each in self.devices
         )
         return replace(self, devices=tuple(devices))

@@ -205,19 +205,29 @@ def test_losing_a_device_changes_no_bit_and_later_plans_omit_it(tmp_path: Path) 
     assert_same(real, simulated)
 
 
-def test_a_device_that_refuses_blocks_for_its_memory_gets_fewer(tmp_path: Path) -> None:
-    """The inventory allows the blocks, but the device's memory limit does not."""
+@pytest.mark.parametrize(
+    ("max_blocks", "own", "planned"),
+    [
+        (3, ["pipeline.num_segments=2"], [{"device-0": 3, "device-1": 1}] * 2),
+        (4, ["framework=vanilla_fl"], [{"device-0": 4}] * 2),
+    ],
+    ids=["pipeline", "shared"],
+)
+def test_a_device_that_refuses_blocks_for_its_memory_gets_fewer(
+    tmp_path: Path, max_blocks: int, own: list[str], planned: list[dict[str, int]]
+) -> None:
+    """The inventory allows the blocks, but the device's memory limit does not. With at most three
+    blocks the other device cannot replace it."""
     with daemons(2) as (whole, scarce):
         scarce._settings = replace(scarce._settings, memory_bytes=300e3)
-        file = inventory(tmp_path / "here.yaml", [whole, scarce], max_blocks=4)
-        options = *STEADY, "federation.rounds=3", "pipeline.num_segments=2"
-        federated.run(tmp_path / "run", "cluster=devices", f"cluster.file={file}", *options)
-    first, second, third = lines(tmp_path / "run")
-    assert "lost device-1 (2 blocks need " in first["events"]["0"][0]
-    assert "device-1 holds at most 1 block from" in second["events"]["0"][0]
-    assert held(first)["device-1"] == 2
-    assert held(second) == held(third) == {"device-0": 3, "device-1": 1}
-    assert third["events"] == {}
+        file = inventory(tmp_path / "here.yaml", [whole, scarce], max_blocks=max_blocks)
+        options = *STEADY, "federation.rounds=3", *own
+        run_on_devices(tmp_path / "run", file, *options)
+    first, *later = lines(tmp_path / "run")
+    (event,) = first["events"]["0"]
+    assert event.startswith("device-1 holds at most ") and "blocks need " in event
+    assert [held(line) for line in later] == planned
+    assert [line["events"] for line in later] == [{}, {}]
 
 
 def test_the_number_of_micro_batches_survives_a_loss(tmp_path: Path) -> None:

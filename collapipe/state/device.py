@@ -65,6 +65,12 @@ class DeviceProfile:
         )
         return replace(self, time=self.time.taking(times, sent), energy=energy, links=links)
 
+    def at_most(self, blocks: int) -> "DeviceProfile":
+        """Return the profile with at most so many blocks, alone or in a shared stage."""
+        most = blocks if self.max_blocks is None else min(blocks, self.max_blocks)
+        sharing = self.sharing and replace(self.sharing, max_blocks=most)
+        return replace(self, max_blocks=most, sharing=sharing)
+
     def time_to(self, names: Collection[str]) -> AffineLaw:
         """Return its time if it sends to devices of these ``names``, with the largest w and ℓ of
         the links to them. Without names it sends to the control unit."""

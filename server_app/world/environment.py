@@ -259,23 +259,20 @@ def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
     hops and the energy of a block do not change."""
     speed, time = math.exp(now.log_speed), device.time
     u, v = (admitted(seconds / speed, MOST_LAW) for seconds in (time.u, time.v))
-    max_blocks, energy, sharing = device.max_blocks, device.energy, device.sharing
-    if max_blocks is not None:
-        max_blocks = math.floor(max_blocks * now.memory_share)
+    if not now.present:
+        device = device.at_most(0)
+    elif device.max_blocks is not None:
+        device = device.at_most(math.floor(device.max_blocks * now.memory_share))
+    energy, sharing = device.energy, device.sharing
     if energy is not None:
         energy = replace(energy, limit_j=admitted(energy.limit_j * now.energy_share, MOST))
     if sharing is not None:
-        own = sharing.max_blocks
-        sharing = replace(
-            sharing,
-            max_blocks=None if own is None else math.floor(own * now.memory_share),
-            memory=sharing.memory and _memory_now(sharing.memory, now),
-        )
-    held, again = max_blocks if now.present else 0, device.recomputing
+        memory = sharing.memory and _memory_now(sharing.memory, now)
+        sharing = replace(sharing, memory=memory)
+    again = device.recomputing
     return replace(
         device,
         time=replace(time, u=u, v=v),
-        max_blocks=held,
         energy=energy,
         memory=device.memory and _memory_now(device.memory, now),
         sharing=sharing,

@@ -3,7 +3,7 @@ continues."""
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import astuple, replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from client_app.devices import Devices
 from client_app.plan_after_loss import plan_after_loss, taken_over_by
 from collapipe import __version__
 from collapipe.devices.kept_law import pack_law, unpack_law
-from collapipe.errors import RoundFailedError, WireError
+from collapipe.errors import InfeasibleRoundError, LinkError, RoundFailedError, WireError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host, this_host
 from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget, SharingLaw
@@ -229,9 +229,81 @@ def test_the_largest_law_can_be_kept() -> None:
     assert unpack_law(pack_law(law)) == law
 
 
+def pipeline_of(own: Devices, plan: ClusterPlan, **refused: tuple[int, str]) -> Any:
+    """Return a round's pipeline after devices have ``refused`` so many blocks."""
+    sections: Any = {"pipeline": SimpleNamespace(num_segments=None), "tree": {"strategy": {}}}
+    return SimpleNamespace(
+        _all=own,
+        _plan=plan,
+        _devices=taking(dict.fromkeys(("jetson", "pi", "zero"), 1.0)),
+        _settings=SimpleNamespace(batch_size=8, **sections),
+        segments=SimpleNamespace(refused=refused),
+    )
+
+
+def held(plan: ClusterPlan) -> dict[str, int]:
+    return {each.device: each.span.blocks for each in plan.segments}
+
+
+SCARCE = "2 blocks need 400 bytes, this device offers 300"
+
+
+def test_a_device_that_refused_blocks_is_never_asked_for_as_many_again() -> None:
+    """It keeps fewer in the same round, after a later loss, and if the server plans it as before.
+    The user learns of it once."""
+    own, plan = devices(), plan_of(["jetson", "pi"], [2, 2])
+    for lost in ({}, {"zero": "Socket closed"}):
+        for refused in ({"pi": (2, SCARCE)}, {}):
+            found = DevicePipeline._replan(pipeline_of(own, plan, **refused), lost)
+            assert found.devices and held(found).get("pi", 0) <= 1
+    assert own.news == [f"pi holds at most 1 block from now on: {SCARCE}"]
+    DevicePipeline._replan(pipeline_of(own, plan, pi=(1, SCARCE)), {})
+    assert own.limits["pi"] == (0, SCARCE)
+
+
+def test_an_error_names_why_devices_hold_too_little() -> None:
+    own, plan = devices(), plan_of(["jetson", "pi"], [2, 2])
+    left = pipeline_of(own, plan, pi=(2, SCARCE))
+    left._devices = {name: each.at_most(2) for name, each in left._devices.items()}
+    lost = {"zero": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"}
+    with pytest.raises(RoundFailedError, match="at most 3 of 4 blocks") as failed:
+        DevicePipeline._replan(left, lost)
+    assert f"pi ({SCARCE})" in str(failed.value) and "zero (UNAVAILABLE" in str(failed.value)
+    assert "10.0.0.5" not in str(failed.value)
+
+
+def test_a_limit_ends_when_its_device_returns_or_offers_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, known = devices(), [*taking({"jetson": 1.0, "pi": 1.0}).values()]
+    offered: dict[str, float] = {"jetson": 9e9, "pi": 300.0}
+
+    def status(dialer: object, device: DeviceAddress, request: bytes) -> Any:
+        if device.name not in offered:
+            raise LinkError(f"device {device.name}: Connection refused")
+        memory = offered[device.name]
+        return SimpleNamespace(memory_bytes=memory, misfit=lambda *_: None)
+
+    def most(alive: Collection[str] = ()) -> list[int | None]:
+        return [each.max_blocks for each in own.present(known, alive)]
+
+    monkeypatch.setattr("client_app.devices.Dialer.fault", lambda *_: None)
+    monkeypatch.setattr("client_app.devices.ask_status", status)
+    assert most() == [None, None]
+    own.limit("pi", 1, SCARCE)
+    for memory, blocks in ((200.0, 1), (200.0, 1), (300.0, None)):  # restarted with less before
+        offered["pi"] = memory
+        assert most(alive=["jetson", "pi"]) == [None, blocks]
+    own.limit("pi", 1, SCARCE)
+    memory = offered.pop("pi")
+    assert most() == [None, 0]
+    offered["pi"] = memory
+    assert most() == [None, None]
+
+
 def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
-    own: Any = SimpleNamespace(_all=devices(), _devices={}, _settings=None)
-    own._all.absent = {"pi": "device pi at pi.home:7700: timed out"}
+    own = pipeline_of(devices(), plan_of(["jetson"], [2]))
+    own._devices, own._all.absent = {}, {"pi": "device pi at pi.home:7700: timed out"}
     with pytest.raises(RoundFailedError, match="jetson") as failed:
         DevicePipeline._replan(own, {"jetson": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"})
     assert "timed out" in str(failed.value)
@@ -411,7 +483,7 @@ def test_after_a_loss_devices_share_blocks_that_no_pipeline_can_hold(may_share: 
     plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 1)),), 1, "gpipe")
     left = [DeviceProfile(name, law, memory=memory, sharing=shared) for name in "bc"]
     if not may_share:
-        with pytest.raises(RoundFailedError, match=r"^without a: the devices hold at most 0 of 1"):
+        with pytest.raises(InfeasibleRoundError, match="the devices hold at most 0 of 1"):
             plan_after_loss(plan, {"a"}, left, 4, most_segments=None, may_share=False)
         return
     found, news = plan_after_loss(plan, {"a"}, left, 4, most_segments=None, may_share=True)

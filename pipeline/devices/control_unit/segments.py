@@ -69,7 +69,8 @@ class RemoteSegments:
         self._replica, self._timer = replica, timer
         self._measured = Measurements()
         self.lost: dict[str, str] = {}  # device that was lost or failed → cause
-        self.refused: dict[str, int] = {}  # device → number of blocks for which it lacks memory
+        # device → number of blocks for which it lacks memory, and its message
+        self.refused: dict[str, tuple[int, str]] = {}
         self._journal: list[StepRecord] = []  # steps since the last complete replica
         self._record: StepRecord | None = None  # the current step
         self._norms: list[float] = []
@@ -234,15 +235,15 @@ class RemoteSegments:
         return self.plan
 
     def _replanned(self, lost: StageError) -> ClusterPlan:
-        """Close the device's streams, and plan without it."""
+        """Close the device's streams, and plan without it. A device that lacks memory for its
+        blocks stays connected, because it may hold fewer."""
         reported = self._placed.trouble(lost.device)  # more specific than the end of a stream
         cause = lost.cause
         if reported and reported.kind == DeviceMemoryError.__name__:
-            cause = reported.message
-            self.refused[lost.device] = sum(
-                each.span.blocks for each in self.plan.segments if lost.device in each.devices
-            )
-        elif reported and reported.neighbour is None:
+            (held,) = (each.span for each in self.plan.segments if lost.device in each.devices)
+            self.refused[lost.device] = held.blocks, reported.message
+            return self._cluster.replan(dict(self.lost))
+        if reported and reported.neighbour is None:
             cause = f"{reported.kind}: {reported.message}"
         self.lost[lost.device] = cause
         _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)

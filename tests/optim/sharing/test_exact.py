@@ -283,6 +283,14 @@ def test_row_caps_are_the_most_rows_that_fit() -> None:
     assert bound > 100
 
 
+def test_a_device_without_a_law_of_sharing_keeps_its_limit_of_blocks() -> None:
+    """In VanillaFL all devices share the batch, also those whose rate is not known."""
+    law = AffineLaw(1.0, 0.0, 0.0, 0.0)
+    devices = tuple(DeviceProfile(name, law).at_most(3) for name in "ab")
+    problem = ClusterProblem(devices, 4, 4, 1, "overlap").sharing()
+    assert (row_caps(problem, problem.devices[0])[0, 0] > 0).tolist() == [True, True, True, False]
+
+
 def test_under_law_bound_more_stages_may_be_faster() -> None:
     """A plan with more stages, less sync and the same pace is faster at a lower threshold."""
 
