@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,8 @@ class Devices:
         self.law: StepLaw | None = None
         self._labels = {this_host().name: ""}  # of machines in this process
         self.absent: Mapping[str, str] = {}  # device → cause, when devices were last contacted
+        # absent devices with each cause without its numbers: causes may alternate between rounds
+        self._reported = set[tuple[str, str]]()
         # as measured in the last round without a loss
         self.sending: dict[str, Sending] = {}
         self.storing = 0.0  # a copy's processor time on the control unit, in steps
@@ -88,8 +91,10 @@ class Devices:
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             faults = dict(zip(names, pool.map(self._fault, names), strict=True))
         before, self.absent = self.absent, {name: why for name, why in faults.items() if why}
-        new = (f"planned without {n}: {w}" for n, w in self.absent.items() if n not in before)
-        self.news += new
+        kinds = {name: (name, re.sub(r"\d+", "", why)) for name, why in self.absent.items()}
+        new = (n for n, kind in kinds.items() if kind not in self._reported)
+        self.news += (f"planned without {name}: {self.absent[name]}" for name in new)
+        self._reported = {e for e in self._reported if e[0] in kinds} | {*kinds.values()}
         for name in (each for each in before if each not in self.absent):
             self.limits.pop(name, None)  # it may have been started again with more memory
             self.news.append(f"{name} answers again")

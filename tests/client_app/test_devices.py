@@ -111,6 +111,19 @@ def test_a_device_with_another_version_holds_no_block(monkeypatch: pytest.Monkey
     ]
 
 
+def test_each_kind_of_cause_of_an_absence_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, known = devices(), [*taking({"jetson": 1.0, "pi": 1.0}).values()]
+    refused, strange = "pi: Connection refused", "its address belongs to zero"
+    whys = refused, refused, "pi: timed out after 3 s", "pi: timed out after 4 s", refused, strange
+    for why in (*whys, None, refused):
+        monkeypatch.setattr(own, "_fault", {"jetson": None, "pi": why}.get)
+        own.present(known)
+    reported = [f"planned without pi: {why}" for why in (refused, whys[2], strange)]
+    assert own.news == [*reported, "pi answers again", reported[0]]
+
+
 def test_a_machine_keeps_its_label_in_another_process() -> None:
     """This does not depend on which of its devices answers first."""
     first, second = devices(), devices()
