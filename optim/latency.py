@@ -128,11 +128,11 @@ def require_within_caps(
     caps = block_caps(problem)[num_micro_batches - 1].tolist()
     for device, held, cap in zip(problem.devices, blocks, caps, strict=True):
         if held > cap:
-            by_memory = cap == memory_cap(problem, device, num_micro_batches)
+            by_energy = _energy_binds(problem, num_micro_batches, device, cap)
             raise InfeasibleRoundError(
                 f"solver {solver}: device {device.name} would hold {held} blocks with "
                 f"{num_micro_batches} micro-batches, at most {cap} fit its "
-                f"{'memory' if by_memory else 'energy budget'}; raise it, lower "
+                f"{'energy budget' if by_energy else _limit(device, cap)}; raise it, lower "
                 "model.num_blocks, or let the exact solver split"
             )
 
@@ -144,16 +144,16 @@ def model_too_large(
 ) -> InfeasibleRoundError:
     """Return the error for a cluster that cannot hold L blocks, with each cap and a remedy.
 
-    ``limits`` name, for each device, the limit other than energy; default: memory. ``most`` are the
-    m with the most blocks, and each device's; default: if each counts as the first of all.
+    ``limits`` name, for each device, the limit other than energy; default: ``max_blocks`` or
+    memory. ``most`` are the m with the most blocks, and each device's; default: if each counts as
+    the first of all.
     """
     by_m = block_caps(problem)
     row = int(by_m.sum(axis=1).argmax()) if by_m.any() else len(by_m) - 1  # m of the least memory
     m, caps = most or (row + 1, by_m[row].tolist())
     held, bound = sum(caps), list[str]()
-    for device, cap, limit in zip(
-        problem.devices, caps, limits or ["memory"] * len(caps), strict=True
-    ):
+    limits = limits or [*map(_limit, problem.devices, caps)]
+    for device, cap, limit in zip(problem.devices, caps, limits, strict=True):
         binds = limit
         if device.energy and _energy_binds(problem, m, device, cap):
             blocks = f"{cap + 1} blocks take" if cap else "1 block takes"
@@ -165,7 +165,7 @@ def model_too_large(
         more = math.ceil((problem.num_blocks - held) / largest)
         ways.append(f"add {more} more like {problem.devices[caps.index(largest)].name}")
     ways += [f"lower model.num_blocks to {held}"] * (held > 0)
-    ways += ["train fewer weights (LoRA)"] * (not limits)
+    ways += ["train fewer weights (LoRA)"] * ("memory" in limits)
     return InfeasibleRoundError(
         f"the devices hold at most {held} of {problem.num_blocks} blocks in {m} "
         f"micro-batch{'es' if m > 1 else ''} ({', '.join(bound)}); {', or '.join(ways)}"
@@ -182,17 +182,24 @@ def _remedy(problem: ClusterProblem, caps: Sequence[int], m: int, limits: Sequen
             raises.append(f"{device.name}'s energy_j to {joules}")
             missing -= more
     if missing:
-        named = list(zip(problem.devices, caps, limits, strict=False))
+        named = list(zip(problem.devices, caps, limits, strict=True))
         full = [each for each in named if not _energy_binds(problem, m, *each[:2])] or named
-        keys = [f"{device.name}'s {_names(limit)}" for device, _, limit in full]
+        keys = dict.fromkeys(_names(device, limit) for device, _, limit in full)
         more_blocks = "1 block" if missing == 1 else f"{missing} blocks in all"
-        raises.append(f"{' or '.join(keys) or 'memory'} by {more_blocks}")
+        raises.append(f"{' or '.join(keys)} by {more_blocks}")
     return " and ".join(raises)
 
 
-def _names(limit: str) -> str:
-    """Return the options of a limit, without their values."""
-    return " ".join(each for each in limit.split() if "_" in each or each == "and")
+def _limit(device: DeviceProfile, cap: int) -> str:
+    """Return the limit other than energy of a device that can hold at most ``cap`` blocks."""
+    return "max_blocks" if device.max_blocks == cap else "memory"
+
+
+def _names(device: DeviceProfile, limit: str) -> str:
+    """Return the device's options of a limit, without their values. Profiles may have memory that
+    is described by other options."""
+    options = " ".join(each for each in limit.split() if "_" in each or each == "and")
+    return f"{device.name}'s {options}" if options else limit
 
 
 def _energy_binds(problem: ClusterProblem, m: int, device: DeviceProfile, cap: int) -> bool:

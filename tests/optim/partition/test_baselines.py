@@ -118,11 +118,11 @@ def test_answers_keep_the_caps_or_errors_name_a_device(solver: ClusterSolver) ->
 
 
 @pytest.mark.parametrize("solver", [pipeline_even, titanic, gpipe])
-def test_too_little_memory_is_named(solver: ClusterSolver) -> None:
+def test_a_limit_that_is_too_low_is_named(solver: ClusterSolver) -> None:
     devices = devices_with([1, 1, 1])
     small = (devices[0], replace(devices[1], max_blocks=1), devices[2])
     with pytest.raises(
-        InfeasibleRoundError, match=r"device d1 would hold 2.*at most 1 fit its memory"
+        InfeasibleRoundError, match=r"device d1 would hold 2.*at most 1 fit its max_blocks"
     ):
         answer(solver, ClusterProblem(small, 6, 8, 8, "bound"))
 
