@@ -148,6 +148,7 @@ class _Run:
     console: Console
     checkpoint: Checkpoint | None
     places: Places
+    _rows: dict[int, int] = field(default_factory=dict)  # of each unit when it last took part
     _log: RunLog = field(init=False)  # while it is open
     _progress: RunProgress = field(init=False)
 
@@ -259,11 +260,16 @@ class _Run:
         """Show a finished round and the units that joined before it; record new ones' rows."""
         report = result.report
         for each in result.arrivals:
-            unit, rows = each.cluster.unit, counted(each.cluster.num_samples, "row")
-            called, how = self.places.called(unit), f"joined, {rows}" if each.new else "is back"
-            self._progress.print_line(f"round {report.round}: {called} {how}")
-            if each.new:
-                add_shard(self.folder, each.cluster, self.places.name(unit), report.round)
+            unit, rows = each.cluster.unit, each.cluster.num_samples
+            before = self._rows.get(unit, rows)
+            how = f"joined, {counted(rows, 'row')}" if each.new else "is back"
+            how += f", {counted(rows, 'row')} instead of {before}" if rows != before else ""
+            self._progress.print_line(f"round {report.round}: {self.places.called(unit)} {how}")
+            if each.new or rows != before:
+                joined = report.round if each.new else None
+                add_shard(self.folder, each.cluster, self.places.name(unit), joined)
+        there = (each for each in result.request.clusters if each.num_samples)
+        self._rows |= {each.unit: each.num_samples for each in there}
         self._progress.round(report, result.seconds["round"])
 
     def _record(

@@ -1,14 +1,21 @@
-"""A unit that connects after a run has begun trains from the next round on."""
+"""A unit that connects or returns after a run has begun trains from the next round on."""
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
-from federated import settings_of, train
+from federated import run, settings_of, train
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
 from scripted_units import UNTRAINED, scripted_units
 
+from client_app.node import number_of
 from collapipe.flower.inline_grid import InlineGrid
+from collapipe.state import ClusterState
+from collapipe.wire import records
 
 
 class Late(InlineGrid):
@@ -37,3 +44,31 @@ def test_a_late_unit_is_reported_and_trains_in_the_next_round(
     assert (shards[2]["joined"], shards[2]["rows"]) == (first, 13)
     out = capsys.readouterr().out
     assert f"round {first}: unit 2 joined, 13 rows\n" in out and first == 2
+
+
+def test_a_unit_that_returns_with_other_rows_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unit 1 misses round 2 and returns with fewer rows; unit 2 returns with the same ones."""
+    units, trained = scripted_units(), list[int]()
+
+    def returning(message: Message, context: Context) -> Message:
+        unit, kind = number_of(context), message.metadata.message_type
+        if kind == records.TRAIN:
+            trained.append(unit)
+            if unit and trained.count(unit) == 2:
+                return Message(Error(5, "not there"), reply_to=message)
+        reply = units(message, context)
+        if kind == records.STATE and unit == 1 and trained:
+            state = cast(ClusterState, records.unpack_state(reply.content).state)
+            reply.content = records.pack_state(replace(state, num_samples=9), ())
+        return reply
+
+    options = "federation.num_units=3", "federation.miss_limit=1", "strategy=all"
+    client = cast(ClientApp, returning)
+    run(tmp_path / "run", *UNTRAINED, *options, "federation.rounds=4", client=client)
+    shards = json.loads((tmp_path / "run" / "shards.json").read_text())["shards"]
+    assert [(each["unit"], each["rows"]) for each in shards] == [(0, 14), (1, 9), (2, 13)]
+    assert not any("joined" in each for each in shards)
+    out = capsys.readouterr().out
+    assert "unit 1 is back, 9 rows instead of 13\n" in out and "unit 2 is back\n" in out

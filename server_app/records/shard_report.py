@@ -54,11 +54,12 @@ def write_shard_report(
     console.print(table, soft_wrap=True)
 
 
-def add_shard(folder: RunFolder, state: ClusterState, name: str, round_: int) -> None:
-    """Add a unit that joined during the run to ``shards.json``: its rows and its first ``round_``.
+def add_shard(folder: RunFolder, state: ClusterState, name: str, joined: int | None) -> None:
+    """Write a unit's rows to ``shards.json``, and its first round if it ``joined`` during the run.
     Its labels are not known, because it was not asked for them."""
     held = json.loads((folder.path / _FILE).read_text(encoding="utf-8"))
-    added = {"unit": state.unit, "rows": state.num_samples, "labels": {}, "joined": round_}
+    added = {"unit": state.unit, "rows": state.num_samples, "labels": {}}
+    added |= {} if joined is None else {"joined": joined}
     kept = [each for each in held["shards"] if each["unit"] != state.unit]
     shards = sorted([*kept, added | _named(name)], key=lambda each: each["unit"])
     _write(folder, {**held, "shards": shards})
