@@ -135,7 +135,7 @@ def read_run(folder: Path) -> Run:
     version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
     summary = _read(_SUMMARY, folder / "summary.json")
-    shards = _shards(folder)
+    shards = read_shards(folder)
     rows = {shard.unit: shard.rows for shard in shards.shards}
     names = {shard.unit: shard.name for shard in shards.shards if shard.name}
     choices = _read(_CHOICES, folder / "choices.json")
@@ -148,7 +148,7 @@ def read_run(folder: Path) -> Run:
 def reported_labels(run_dir: Path) -> Counter[str]:
     """Return how many training rows of each label all units reported; empty if the run ended
     before that. Raises ``ConfigError`` for an invalid file."""
-    return sum((Counter(shard.labels) for shard in _shards(run_dir).shards), Counter[str]())
+    return sum((Counter(shard.labels) for shard in read_shards(run_dir).shards), Counter[str]())
 
 
 def latest_run(outputs: Path = Path("outputs")) -> Path:
@@ -210,6 +210,7 @@ class _Shard(BaseModel):
     rows: int
     labels: dict[str, _Whole] = {}
     name: str = ""
+    joined: int | None = None  # its first round, if it joined during the run
 
 
 class _Shards(BaseModel):
@@ -226,8 +227,9 @@ def _read(kind: TypeAdapter[T], file: Path) -> T | None:
     return checked(kind, file, 0, text_of(file)) if file.is_file() else None
 
 
-def _shards(run_dir: Path) -> _Shards:
-    """Return the units' reports about their rows; none before the run has them."""
+def read_shards(run_dir: Path) -> _Shards:
+    """Return the units' reports about their rows; none before the run has them. Raises
+    ``ConfigError`` for an invalid file."""
     return _read(_SHARDS, run_dir / "shards.json") or _Shards(shards=[])
 
 

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from collapipe.errors import StorageError, one_line
 from collapipe.runs.folder import RunFolder
+from collapipe.runs.reading import read_shards
 from collapipe.state import ClusterState
 from collapipe.wire.messages import RowsReply
 
@@ -23,16 +24,19 @@ def write_shard_report(
     replies: Mapping[int, RowsReply], labels: Sequence[str], folder: RunFolder, console: Console
 ) -> None:
     """Print the table of the units' ``replies``; write ``shards.json`` and ``shards.png`` into
-    ``folder``. ``labels`` are the run's, in the order of their ids. Raises ``StorageError`` if a
-    file cannot be written."""
+    ``folder``. The file keeps units of an earlier part of the run that have not replied. ``labels``
+    are the run's, in the order of their ids. Raises ``StorageError`` if a file cannot be written,
+    and ``ConfigError`` if the earlier one is invalid."""
     units = list(replies)
     numbers = [f"{replies[unit].name} {unit}".lstrip() for unit in units]
     sizes, counts = [replies[u].num_rows for u in units], [replies[u].labels for u in units]
-    held = [
+    held: list[dict[str, Any]] = [
         {"unit": unit, "rows": size, "labels": dict(count)} | _named(replies[unit].name)
         for unit, size, count in zip(units, sizes, counts, strict=True)
     ]
-    _write(folder, {"labels": [*labels], "shards": held})
+    earlier = (each for each in read_shards(folder.path).shards if each.unit not in replies)
+    held += [{"labels": {}} | each.model_dump(exclude_defaults=True) for each in earlier]
+    _write(folder, {"labels": [*labels], "shards": sorted(held, key=lambda each: each["unit"])})
     try:
         from server_app.records import shard_picture  # and with it Matplotlib
 

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from collapipe.config import Settings, load_overrides
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.rows import load_shards, make_tokenizer, report_rows
+from collapipe.state import unknown_cluster
 from collapipe.wire.messages import RowsReply
 from server_app.records import shard_picture
-from server_app.records.shard_report import write_shard_report
+from server_app.records.shard_report import add_shard, write_shard_report
 
 LABELS = {"travel": 2, "law": 5, "food": 1, "cinema": 3, "car": 1, "[art]": 8}
 
@@ -122,6 +124,20 @@ def test_the_users_matplotlib_settings_do_not_change_the_picture(tmp_path: Path)
         with rc_context(own):
             shard_picture.draw(["0"], [3], [{"a": 1}], ["a"], tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_a_resumed_run_keeps_the_shards_of_units_that_do_not_reply(tmp_path: Path) -> None:
+    folder, console = RunFolder(tmp_path), Console(quiet=True)
+    state = unknown_cluster(3)
+    write_shard_report({u: RowsReply(u, 9, {"a": 9}, {}) for u in range(3)}, ["a"], folder, console)
+    add_shard(folder, replace(state, num_samples=5), "north", joined=2)
+    write_shard_report({1: RowsReply(1, 7, {"a": 7}, {})}, ["a"], folder, console)
+    assert json.loads((tmp_path / "shards.json").read_text())["shards"] == [
+        {"unit": 0, "rows": 9, "labels": {"a": 9}},
+        {"unit": 1, "rows": 7, "labels": {"a": 7}},
+        {"unit": 2, "rows": 9, "labels": {"a": 9}},
+        {"unit": 3, "rows": 5, "labels": {}, "joined": 2, "name": "north"},
+    ]
 
 
 def test_a_picture_that_cannot_be_drawn_is_only_logged(
