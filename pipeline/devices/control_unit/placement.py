@@ -36,7 +36,8 @@ class Placement:
     includes devices that the plan does not use. ``arrived`` is set when a device sends a frame.
 
     Methods that wait raise ``StageError`` if a device of the plan is lost, ``NonFiniteLossError``
-    if a device has values that are not finite, and ``CancelledRoundError``.
+    if a device has values that are not finite, ``StorageError`` if this machine cannot store or
+    read the devices' blocks, and ``CancelledRoundError``.
     """
 
     plan: ClusterPlan
@@ -142,6 +143,8 @@ class Placement:
         self.arrived.clear()
         cancellation.check()
         self._notice_pause()
+        if self.replica.unreadable is not None:  # its reader's stream ends: no device is lost
+            raise self.replica.unreadable
         for connection in self.members:
             connection.check(self.hung_s)
         self._look_for_trouble()

@@ -51,6 +51,7 @@ class Replica:
         self.step: int | None = None
         self.commanded_step: int | None = None  # the last step that devices were commanded to do
         self.num_copies, self.busy_s = 0, 0.0  # copies of all blocks, and their processor time
+        self.unreadable: StorageError | None = None  # threads that send copies cannot raise it
         self._temporary: TemporaryFolder | None = None
 
     def open(self) -> None:
@@ -138,13 +139,20 @@ class Replica:
 
     def tensors(self, name: str) -> Tensors:
         """A block's weights, without those in ``fixed``, and optimiser state, by their names in the
-        whole model. Tensors of files are memory-mapped, so they are read on access."""
+        whole model. Tensors of files are memory-mapped, so they are read on access. Raises
+        ``StorageError``, and keeps it as ``unreadable``, if a file cannot be mapped."""
         start, step = self._start(name), self.step
         if step is None:
             return start
         found = {key: tensor for key, tensor in start.items() if "/" not in key}
-        for left in self._received[name, step]:
-            found |= mapped_part(self._file(name, step, left))
+        try:
+            for left in self._received[name, step]:
+                found |= mapped_part(self._file(name, step, left))
+        except OSError as error:
+            self.unreadable = StorageError(
+                f"cannot read the copy of {name} ({error}); keep TMPDIR, or raise ulimit -n"
+            )
+            raise self.unreadable from error
         return found
 
     def waits_for(self) -> str:

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 from device_cluster import CLIP, RATE, SEED, UNIT, Result, Work, daemons, device_name, plan_of
 from planted_faults import Fault, planted
 
-from collapipe.errors import LinkError, RoundFailedError
+from collapipe.errors import LinkError, RoundFailedError, StorageError
 from collapipe.models.dropout import DropoutKey
 from collapipe.report import PIPELINE, START
+from collapipe.tensors import Tensors
+from collapipe.wire.parts import mapped_part
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.daemon.held_segment import HeldSegment
@@ -142,6 +145,26 @@ def test_the_round_fails_if_all_devices_are_lost() -> None:
         faults = [Fault(each, 9, True, True) for each in there]
         with planted(faults), pytest.raises(RoundFailedError, match="no device is left"):
             Work().remote(plan_of(NAMES[:2], (2, 2)), there)
+
+
+@pytest.mark.parametrize("sending", [False, True])
+def test_a_copy_that_this_machine_cannot_read_is_no_loss_of_a_device(
+    sending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies are read again while their parts are sent, in other threads."""
+
+    def unreadable(file: Path) -> Tensors:
+        if sending and threading.current_thread() is threading.main_thread():
+            return mapped_part(file)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("pipeline.devices.control_unit.replica.mapped_part", unreadable)
+    with (
+        daemons(3) as there,
+        planted([Fault(there[1], 4, sending=False, before=True, kind="STEP")]),
+        pytest.raises(StorageError, match=r"cannot read the copy of blocks.*Too many open"),
+    ):
+        Work(steps=4).remote(PLAN, there)
 
 
 def test_a_device_that_cannot_dial_a_lost_neighbour_is_not_lost(

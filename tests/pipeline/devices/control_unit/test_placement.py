@@ -80,7 +80,7 @@ def test_devices_are_not_silent_while_this_process_is_paused(monkeypatch: Monkey
         monkeypatch.setattr(module, "time", Mock(monotonic=clock))
     device = Mock(control=control, check=check, troubles={}, moved_s=0.0)
     cluster = Mock(hung_s=lambda plan: 10.0)
-    placed = Placement(plan_of(["a"], [1]), cluster, Mock(), Mock(), {"a": device})
+    placed = Placement(plan_of(["a"], [1]), cluster, Mock(), Mock(unreadable=None), {"a": device})
     placed.idle()
     now_s[0] += 1000
     placed.idle()
@@ -109,7 +109,7 @@ def test_a_device_is_lost_only_if_nothing_moves(moves: str, monkeypatch: MonkeyP
     for module in (placement, watch):
         monkeypatch.setattr(module, "time", Mock(monotonic=lambda: now_s))
     device, hop = Mock(troubles={}, moved_s=0.0), Mock(last_moved_s=0.0)
-    cluster, replica = Mock(hung_s=lambda plan: 10.0), Mock(waits_for=lambda: "a")
+    cluster, replica = Mock(hung_s=lambda plan: 10.0), Mock(waits_for=lambda: "a", unreadable=None)
     own = plan_of(["a"], [1]), cluster, Mock(), replica, {"a": device}
     placed = Placement(*own, arrived=Mock(), hops=[hop])
     for number in range(100):
