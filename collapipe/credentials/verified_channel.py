@@ -142,7 +142,7 @@ class Doorkeeper:
     TLS refuses a caller without a certificate, or with an expired one or another authority's. In
     Python gRPC cannot check revocations during the handshake. So a revoked member, or one whose
     role is not in ``roles``, completes the handshake, and each of its calls is refused. A stream
-    that is already open ends within about a second, or at its next message.
+    that is already open ends within about a second, or at its next message on gRPC.
     """
 
     def __init__(self, credentials: Credentials, roles: Collection[Role]) -> None:

@@ -1,12 +1,11 @@
 """Open a stream of frames to another machine, or serve one to a caller."""
 
-import logging
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import grpc
 
@@ -19,16 +18,14 @@ from collapipe.errors import (
     LinkError,
     RefusedLinkError,
     WireError,
-    cause_of,
 )
-from collapipe.wire.data_connection import Connect, DataConnection, DataPort, Lane, Offer, connected
+from collapipe.wire.data_connection import DataPort, DataRoute, Lane
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.pieces import PIECE_BYTES
 from collapipe.wire.streams import ACCEPTED, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
-_ON_GRPC_S = 60.0  # before a data connection is tried again: each attempt may delay a round 2 s
-_log = logging.getLogger(__name__)
+_CALL_ENDS_S = 2.0  # after its data connection
 _MESSAGE_BYTES = PIECE_BYTES + 1024
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
@@ -115,7 +112,7 @@ class Channels:
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
         self._open: dict[tuple[DeviceAddress, str], tuple[grpc.Channel, bytes | None]] = {}
-        self._on_grpc_until = dict[DeviceAddress, float]()  # devices without data connections
+        self._routes = dict[DeviceAddress, DataRoute]()
 
     def __enter__(self) -> "Channels":
         return self
@@ -141,11 +138,11 @@ class Channels:
         """
         until, dialer = time.monotonic() + self._dialer.timeout_s, self._dialer
         kept, how = (device, method) in self._open, (peer or device.name, max_bytes, arrived)
-        connect = partial(self._connected, device) if has_data else None
+        route = self._route(device) if has_data else None
         while True:
             try:
                 return open_stream(
-                    self._channel(device, method, dialer), method, *how, metadata, connect
+                    self._channel(device, method, dialer), method, *how, metadata, route
                 )
             except (BusyLinkError, RefusedLinkError):  # over a channel that works
                 raise
@@ -167,20 +164,12 @@ class Channels:
         for device, method in [*self._open]:
             if device not in but:
                 self._forget(device, method)
-        for device in self._on_grpc_until.keys() - {*but}:
-            del self._on_grpc_until[device]
+        for device in self._routes.keys() - {*but}:
+            del self._routes[device]
 
-    def _connected(self, device: DeviceAddress, offer: Offer) -> DataConnection | None:
-        """Make a data connection to the device; None if that is not possible."""
-        if time.monotonic() < self._on_grpc_until.get(device, 0.0):
-            return None
-        try:
-            return connected(host_and_port(device.address)[0], offer)
-        except OSError as error:
-            self._on_grpc_until[device] = time.monotonic() + _ON_GRPC_S
-            why = cause_of(error)
-            _log.info("%s: port %d: %s; tensors stay on gRPC", device.name, offer.port, why)
-            return None
+    def _route(self, device: DeviceAddress) -> DataRoute:
+        made = DataRoute(device.name, host_and_port(device.address)[0])
+        return self._routes.setdefault(device, made)
 
     def _forget(self, device: DeviceAddress, method: str) -> None:
         if (kept := self._open.pop((device, method), None)) is not None:
@@ -207,18 +196,18 @@ def open_stream(
     max_bytes: int,
     arrived: threading.Event,
     metadata: Sequence[tuple[str, str]] = (),
-    connect: Connect | None = None,
+    route: DataRoute | None = None,
 ) -> FrameStream:
-    """Open a stream and wait until the peer accepts it with ``serve_stream``; ``connect`` takes up
-    the data connection that the peer then offers.
+    """Open a stream and wait until the peer accepts it with ``serve_stream``. With a ``route``, the
+    peer offers a data connection.
 
     Raises ``LinkError`` if the peer does not.
     """
     stream = FrameStream(peer, max_bytes, arrived)
-    if connect is None:
+    if route is None:
         start_stream(stream, channel, method, metadata)
     else:
-        _start_with_data(stream, channel, method, metadata, connect)
+        _start_with_data(stream, channel, method, metadata, route)
     try:
         # gRPC's initial metadata would say so too, but may never arrive if the call ends
         stream.wait_until_accepted(CONNECT_S)
@@ -246,9 +235,9 @@ def _start_with_data(
     channel: grpc.Channel,
     method: str,
     metadata: Sequence[tuple[str, str]],
-    connect: Connect,
+    route: DataRoute,
 ) -> None:
-    lane = Lane()
+    lane, ended = Lane(), threading.Event()
     outgoing = lane.caller_messages(stream.outgoing())
     call = channel.stream_stream(method)(outgoing, metadata=tuple(metadata))
 
@@ -256,10 +245,25 @@ def _start_with_data(
         lane.close()
         call.cancel()
 
+    def has_ended() -> None:
+        ended.set()
+        lane.close()
+
+    def answers() -> Iterator[bytes]:
+        with suppress(OSError):  # the call has the cause, if it ends too
+            yield from lane.to_caller(call, lambda offer: route.connect(offer, lambda: stream.over))
+        if lane.connection() is None:
+            return
+        if not ended.wait(_CALL_ENDS_S) or call.code() == grpc.StatusCode.ABORTED:
+            route.stay_on_grpc("its data connection broke")
+        if not ended.is_set():
+            raise ConnectionError("the data connection broke")
+        yield from call
+
     stream.on_close(end)
-    _start(stream.feed_and_close, lane.to_caller(call, connect), f"from {stream.peer}")
-    if not call.add_callback(stream.close):  # the call has ended
-        stream.close()
+    _start(stream.feed_and_close, answers(), f"from {stream.peer}")
+    if not call.add_callback(has_ended):
+        has_ended()
 
 
 def accept_stream(
@@ -289,6 +293,8 @@ def serve_stream(
         stream.on_close(lane.close)
         _accept(stream, stream.feed_and_close, lane.to_device(messages, made), context)
         yield from lane.device_messages(stream.outgoing(), offer)
+        if lane.broke and context.is_active():
+            context.abort(grpc.StatusCode.ABORTED, "its data connection broke")
 
 
 def _accept(

@@ -8,10 +8,13 @@ repeated, left out or reordered on the way ends the stream. The gRPC stream stay
 for example because a certificate is revoked, the connection ends too.
 
 If the caller cannot connect to the port, for example because of a firewall, messages stay on the
-gRPC stream. The caller's first message there says which.
+gRPC stream. The caller's first message there says which. Both ends send an empty message every few
+seconds, so that a connection whose network has failed is noticed.
 """
 
+import logging
 import secrets
+import select
 import socket
 import threading
 import time
@@ -19,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -27,7 +31,9 @@ from collapipe.errors import ConfigError, WireError, cause_of
 from collapipe.wire.pieces import PIECE_BYTES
 from collapipe.wire.streams import ACCEPTED
 
-_CONNECT_S = 2.0  # to connect, and to present a ticket
+_CONNECT_S = 2.0  # to connect, to present a ticket, and to greet
+_ON_GRPC_S = 60.0  # before a data connection is tried again
+_PULSE_S, _SILENT_S = 2.0, 30.0  # between empty messages; without any, after which it has failed
 _TICKET_BYTES, _KEY_BYTES, _TAG_BYTES, _NONCE_BYTES = 16, 32, 16, 12
 _LENGTH_BYTES = 4  # of a message's length, before it
 _MOST_BYTES = PIECE_BYTES + 1 + _TAG_BYTES  # of an encrypted message
@@ -35,12 +41,9 @@ _MOST_STRANGERS = 32  # connections at the same time that have not presented a t
 _TCP_OPTIONS = {
     "TCP_NODELAY": 1,
     "TCP_NOTSENT_LOWAT": 256 * 1024,  # bytes in the system's buffer: no frame waits long there
-    "TCP_KEEPIDLE": 5,  # seconds; a router must not forget an idle connection
-    "TCP_KEEPINTVL": 5,
 }
 ON_GRPC, ON_CONNECTION = b"\5", b"\6"  # the caller's first message: where all others go
-Connect = Callable[["Offer"], "DataConnection | None"]
-"""Takes up an offer; None if it cannot."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,37 +72,41 @@ class Offer:
 
 
 class DataConnection:
-    """One end of a connection. One thread may ``send`` while another one does ``receive``."""
+    """One end of a connection. Any thread may ``send`` while one does ``receive``."""
 
     def __init__(self, connection: socket.socket, own_key: bytes, other_key: bytes) -> None:
-        self._socket, self._closed = connection, False
+        self._socket, self._sending, self._ended = connection, threading.Lock(), threading.Event()
         self._own, self._other = ChaCha20Poly1305(own_key), ChaCha20Poly1305(other_key)
         self._num_sent = self._num_received = 0
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.settimeout(None)
         for name, value in _TCP_OPTIONS.items():
             if hasattr(socket, name):  # not on every system
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether this end has closed the connection."""
+        return self._ended.is_set()
+
     def send(self, message: bytes) -> None:
         """Send a message. Raises ``OSError`` if the connection has ended."""
-        sealed = self._own.encrypt(self._num_sent.to_bytes(_NONCE_BYTES), message, None)
-        self._num_sent += 1
-        self._socket.sendall(len(sealed).to_bytes(_LENGTH_BYTES) + sealed)
+        with self._sending:
+            self._send(message)
 
-    def receive(self) -> bytes | None:
+    def receive(self, most_bytes: int = _MOST_BYTES, until_s: float | None = None) -> bytes | None:
         """Return the next message, or None at the connection's end.
 
-        Raises ``WireError`` for a message that is too long or not the peer's next one, and
-        ``OSError`` if the connection breaks.
+        Raises ``WireError`` for a message that is too long or not the peer's next one. Raises
+        ``OSError`` if the connection breaks, is silent, or at the time ``until_s``.
         """
         try:
-            head = _read(self._socket, _LENGTH_BYTES)
+            head = _read(self._socket, _LENGTH_BYTES, until_s)
             length = int.from_bytes(head or b"")
-            if length > _MOST_BYTES:
-                raise WireError(f"a message of {length:,} bytes, at most {_MOST_BYTES:,}")
-            sealed = _read(self._socket, length) if head else None
+            if length > most_bytes:
+                raise WireError(f"a message of {length:,} bytes, at most {most_bytes:,}")
+            sealed = _read(self._socket, length, until_s) if head else None
         except OSError:
-            if self._closed:
+            if self.is_closed:
                 return None
             raise
         if sealed is None:
@@ -112,29 +119,53 @@ class DataConnection:
         return message
 
     def greet(self) -> None:
-        """Show that this end has the keys, from when on it waits without a limit."""
-        self._socket.settimeout(None)  # first: after the greeting another thread receives
+        """Show that this end has the keys, and begin to show that it is alive."""
         self.send(b"")
+        threading.Thread(target=self._pulse, daemon=True, name="data pulse").start()
 
-    def check_greeting(self) -> None:
-        """Raise ``WireError`` or ``OSError`` unless the peer greets in time."""
-        if self.receive() != b"":
+    def check_greeting(self, until_s: float) -> None:
+        """Raise ``WireError`` or ``OSError`` unless the peer greets in time; then greet it."""
+        if self.receive(_TAG_BYTES, until_s) != b"":
             raise WireError("the port answered with something else")
-        self._socket.settimeout(None)
+        self.greet()
 
     def close(self) -> None:
         """End the connection. A call that waits returns None or raises ``OSError``."""
-        self._closed = True
+        self._ended.set()
         with suppress(OSError):  # the peer has ended it
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes waiting threads
         self._socket.close()
 
+    def _send(self, message: bytes) -> None:
+        sealed = self._own.encrypt(self._num_sent.to_bytes(_NONCE_BYTES), message, None)
+        self._num_sent += 1
+        self._socket.sendall(len(sealed).to_bytes(_LENGTH_BYTES) + sealed)
+
+    def _pulse(self) -> None:
+        """Send an empty message from time to time, if that does not have to wait."""
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        while not self._ended.wait(_PULSE_S):
+            if not self._sending.acquire(blocking=False):
+                continue  # another message is on its way
+            try:
+                if room.poll(0):
+                    self._send(b"")
+            except OSError:  # the thread that receives reports why
+                return
+            finally:
+                self._sending.release()
+
 
 class Lane:
-    """Where a stream's messages go, once that is decided: on a data connection, or on gRPC."""
+    """Where a stream's messages go, once that is decided: on a data connection, or on gRPC.
+
+    ``broke`` says that the connection ended before this end closed it.
+    """
 
     def __init__(self) -> None:
         self._decided = Future[DataConnection | None]()
+        self.broke = False
 
     def decide(self, connection: DataConnection | None) -> None:
         """Choose the ``connection``, or gRPC if it is None. A closed lane ends the connection."""
@@ -167,9 +198,12 @@ class Lane:
         yield ACCEPTED + offer.packed()
         yield from self._sent(messages)
 
-    def to_caller(self, answers: Iterable[bytes], connect: Connect) -> Iterator[bytes]:
+    def to_caller(
+        self, answers: Iterable[bytes], connect: Callable[[Offer], DataConnection | None]
+    ) -> Iterator[bytes]:
         """Yield what the caller receives, from the device's ``answers`` on gRPC and then from where
-        all others go. Raises ``WireError`` for an invalid message."""
+        all others go. Raises ``WireError`` for an invalid message, and ``OSError`` if the
+        connection breaks."""
         answers = iter(answers)
         if (first := next(answers, None)) is None:
             return
@@ -181,13 +215,16 @@ class Lane:
 
     def to_device(self, messages: Iterable[bytes], made: Future[DataConnection]) -> Iterator[bytes]:
         """Yield what the device receives, if ``made`` has the caller's connection once there is
-        one. Raises ``WireError`` for an invalid message."""
+        one. Raises errors as ``to_caller`` does."""
         messages = iter(messages)
         if (first := next(messages, None)) is None:
             return
-        if first not in (ON_GRPC, ON_CONNECTION) or (first == ON_CONNECTION and not made.done()):
+        if first not in (ON_GRPC, ON_CONNECTION):
             raise WireError("the first message does not say where the others go")
-        self.decide(made.result() if first == ON_CONNECTION else None)
+        try:
+            self.decide(made.result(_CONNECT_S) if first == ON_CONNECTION else None)
+        except TimeoutError as error:
+            raise WireError("named a data connection that it has not made") from error
         yield from self._received(messages)
 
     def _sent(self, messages: Iterable[bytes]) -> Iterator[bytes]:
@@ -202,8 +239,12 @@ class Lane:
         if (connection := self.connection()) is None:
             yield from messages
             return
-        while (message := connection.receive()) is not None:
-            yield message
+        try:
+            while (message := connection.receive()) is not None:
+                if message:
+                    yield message
+        finally:
+            self.broke = not connection.is_closed
 
 
 class DataPort:
@@ -212,11 +253,7 @@ class DataPort:
 
     def __init__(self, host: str) -> None:
         try:
-            found = {each[0] for each in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
-            family = socket.AF_INET if socket.AF_INET in found else socket.AF_INET6
-            self._listening = socket.create_server(
-                (host, 0), family=family, dualstack_ipv6=host == "::"
-            )
+            self._listening = _listening(host)
         except OSError as error:
             raise ConfigError(
                 f"{host}: cannot listen on a second port: {cause_of(error)}"
@@ -282,11 +319,36 @@ class DataPort:
             ticket = _read(connection, _TICKET_BYTES, time.monotonic() + _CONNECT_S)
             offer, made = self._offers.pop(bytes(ticket or b""))
             own = DataConnection(connection, offer.device_key, offer.caller_key)
-            made.set_result(own)  # before the caller can decide
             own.greet()
-        except (OSError, KeyError, InvalidStateError):  # a stranger, or the stream has ended
-            return False
+            made.set_result(own)
+        except (OSError, KeyError, RuntimeError, InvalidStateError):
+            return False  # a stranger, too many threads, or the stream has ended
         return True
+
+
+class DataRoute:
+    """Makes data connections to a device, whose ``name`` is for messages. After a failure, streams
+    to the device stay on gRPC for a while, because each attempt may delay a round."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self._name, self._host, self._on_grpc_until = name, host, 0.0
+
+    def connect(self, offer: Offer, is_over: Callable[[], bool]) -> DataConnection | None:
+        """Take up an offer; None if that is not possible. It does not count as a failure if the
+        stream ``is_over`` meanwhile."""
+        if time.monotonic() < self._on_grpc_until:
+            return None
+        try:
+            return connected(self._host, offer)
+        except OSError as error:
+            if not is_over():
+                self.stay_on_grpc(f"port {offer.port}: {cause_of(error)}")
+            return None
+
+    def stay_on_grpc(self, why: str) -> None:
+        """Make no data connection for a while."""
+        self._on_grpc_until = time.monotonic() + _ON_GRPC_S
+        _log.info("%s: %s; tensors stay on gRPC", self._name, why)
 
 
 def connected(host: str, offer: Offer) -> DataConnection:
@@ -295,20 +357,35 @@ def connected(host: str, offer: Offer) -> DataConnection:
     try:
         connection.sendall(offer.ticket)
         made = DataConnection(connection, offer.caller_key, offer.device_key)
-        made.check_greeting()
-    except (OSError, WireError) as error:
+        made.check_greeting(time.monotonic() + _CONNECT_S)
+    except (OSError, RuntimeError, WireError) as error:  # RuntimeError: too many threads
         connection.close()
         raise ConnectionError(cause_of(error)) from error
     return made
 
 
+def _listening(host: str) -> socket.socket:
+    """Listen on a free port of ``host``; all addresses include those of IPv6, as gRPC does."""
+    found = {each[0] for each in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
+    with suppress(ValueError):  # a name
+        if ip_address(host).is_unspecified and socket.has_dualstack_ipv6():
+            return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    family = socket.AF_INET if socket.AF_INET in found else socket.AF_INET6
+    return socket.create_server((host, 0), family=family)
+
+
 def _read(connection: socket.socket, count: int, until_s: float | None = None) -> bytearray | None:
-    """Return the next ``count`` bytes, or None if the connection ends before. Raises ``OSError`` if
-    it breaks, or at the time ``until_s`` of ``time.monotonic``."""
-    found, filled = bytearray(count), 0
+    """Return the next ``count`` bytes, or None if the connection ends before.
+
+    Raises ``OSError`` if it breaks, at the time ``until_s`` of ``time.monotonic``, or if nothing
+    arrives for ``_SILENT_S``.
+    """
+    found, filled, arrived = bytearray(count), 0, select.poll()
+    arrived.register(connection, select.POLLIN)
     while filled < count:
-        if until_s is not None:
-            connection.settimeout(max(until_s - time.monotonic(), 1e-3))
+        left_s = _SILENT_S if until_s is None else max(until_s - time.monotonic(), 0.0)
+        if not arrived.poll(1000 * left_s):
+            raise TimeoutError("no sign of life")
         got = connection.recv_into(memoryview(found)[filled:])
         if not got:
             return None

@@ -1,4 +1,4 @@
-"""Send and receive frames over one gRPC stream, in pieces and with flow control."""
+"""Send and receive frames over one stream of messages, in pieces and with flow control."""
 
 import queue
 import threading
@@ -24,12 +24,12 @@ _COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT
 class FrameStream:
     """One end of a stream of frames.
 
-    gRPC sends the messages that ``outgoing`` yields. A thread of the owner runs ``feed`` on the
-    messages that gRPC receives.
+    The transport, gRPC or a data connection, sends the messages that ``outgoing`` yields. A thread
+    of the owner runs ``feed`` on the messages that the transport receives.
 
     ``arrived`` is set when a frame can be received, and when few of many queued frames are left.
-    The owner may replace the event, and may change ``max_bytes``. ``on_sent`` is called once gRPC
-    has taken all pieces of an activation or a gradient.
+    The owner may replace the event, and may change ``max_bytes``. ``on_sent`` is called once the
+    transport has taken all pieces of an activation or a gradient.
 
     The stream ends if the peer sends a frame of more than ``max_bytes``, a damaged frame, or more
     than ``WINDOW`` activations or gradients that have not been received. ``feed`` blocks while the
@@ -170,7 +170,7 @@ class FrameStream:
         cancel()
 
     def outgoing(self, until: Callable[[], bool] | None = None) -> Iterator[bytes]:
-        """Yield the messages that gRPC sends, until the stream closes or ``until`` returns true."""
+        """Yield the messages to send, until the stream closes or ``until`` returns true."""
         self._until = until
         for message in self._messages():
             self.bytes_out += len(message) - 1

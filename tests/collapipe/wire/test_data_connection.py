@@ -3,9 +3,10 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from collapipe.wire.channels import Channels, Dialer, serve_stream
 from collapipe.wire.data_connection import (
     DataConnection,
     DataPort,
+    DataRoute,
     Lane,
     Offer,
     connected,
@@ -130,6 +132,7 @@ def test_a_ticket_is_valid_once_and_until_its_stream_ends() -> None:
             pass
         with pytest.raises(ConnectionError):
             connected("127.0.0.1", offer)
+        assert not port._offers
 
 
 def test_strangers_are_few_and_stay_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,16 +148,54 @@ def test_strangers_are_few_and_stay_a_short_time(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_port_of_another_program_is_an_error() -> None:
+    with (
+        answering(lambda caller: caller.sendall(b"220 mail.example ready\r\n")) as offer,
+        pytest.raises(ConnectionError, match="bytes"),
+    ):
+        connected("127.0.0.1", offer)
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket], object]) -> Iterator[Offer]:
+    """Yield an offer of a port where another program answers."""
     with socket.create_server(("127.0.0.1", 0)) as other:
-        offer = Offer(other.getsockname()[1], bytes(16), OWN, OTHER)
+        callers = list[socket.socket]()
 
-        def answer() -> None:
-            caller, _ = other.accept()
-            caller.sendall(b"220 mail.example ready, at your service\r\n")
+        def serve() -> None:
+            callers.append(other.accept()[0])
+            answer(callers[0])
 
-        threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(ConnectionError, match="bytes"):
-            connected("127.0.0.1", offer)
+        threading.Thread(target=serve, daemon=True).start()
+        yield Offer(other.getsockname()[1], bytes(16), OWN, OTHER)
+        for each in callers:
+            each.close()
+
+
+def test_a_greeting_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_connection, "_CONNECT_S", 1.0)
+
+    def drip(caller: socket.socket) -> None:
+        with suppress(OSError):
+            for each in sealed(b"", OTHER):
+                caller.sendall(bytes([each]))
+                time.sleep(0.2)
+
+    began_s = time.monotonic()
+    with answering(drip) as offer, pytest.raises(ConnectionError, match="no sign of life"):
+        connected("127.0.0.1", offer)
+    assert time.monotonic() - began_s < 0.2 * 19
+
+
+def test_all_addresses_include_those_of_ipv6() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    port = DataPort("0.0.0.0")
+    try:
+        for host in "127.0.0.1", "::1":
+            with port.offered() as (offer, _):
+                assert connected(host, offer)
+    finally:
+        port.close()
 
 
 @contextmanager
@@ -233,7 +274,7 @@ def test_frames_stay_on_grpc_if_the_port_is_closed(
         dialled.append(offer)
         return connected(host, offer)
 
-    monkeypatch.setattr("collapipe.wire.channels.connected", count)
+    monkeypatch.setattr(data_connection, "connected", count)
     with listening() as port:
         port.close()
         with called(port) as (stream, _, channels, there):
@@ -243,6 +284,59 @@ def test_frames_stay_on_grpc_if_the_port_is_closed(
             again.close()
     assert len(dialled) == 1  # not dialled again at once
     assert "stay on gRPC" in caplog.text
+
+
+def test_after_a_failure_streams_stay_on_grpc_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except if the stream ended meanwhile."""
+    route = DataRoute("pi", "127.0.0.1")
+    with listening() as port, port.offered() as (offer, _):
+        closed = replace(offer, port=1)
+        assert route.connect(closed, lambda: True) is None
+        assert route.connect(closed, lambda: False) is None
+        assert route.connect(offer, lambda: False) is None
+        monkeypatch.setattr(data_connection, "_ON_GRPC_S", 0.0)
+        route.stay_on_grpc("it broke")
+        assert route.connect(offer, lambda: False)
+
+
+def test_a_network_that_cuts_the_connection_gets_grpc_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[DataConnection]()
+    monkeypatch.setattr(
+        data_connection, "connected", lambda *where: made.append(connected(*where)) or made[-1]
+    )
+    with listening() as port, called(port) as (stream, _, channels, there):
+        sent_back(stream)
+        made[0]._socket.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(LinkError, match="its data connection broke"):
+            stream.receive(SECONDS)
+        again = channels.stream(there, "/a/b", 2**24, threading.Event(), has_data=True)
+        sent_back(again)
+        again.close()
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("pulse_s", [0.05, SECONDS])
+def test_a_silent_connection_has_failed(pulse_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle one is not silent, because it has a pulse."""
+    monkeypatch.setattr(data_connection, "_PULSE_S", pulse_s)
+    monkeypatch.setattr(data_connection, "_SILENT_S", 2.0)
+    with listening() as port, called(port) as (stream, served, *_):
+        sent_back(stream)
+        if pulse_s < 1:
+            time.sleep(3)
+            sent_back(stream)
+        else:
+            for end in stream, served:
+                with pytest.raises(LinkError):
+                    end.receive(SECONDS)
+
+
+def test_the_cause_of_an_end_is_that_of_grpc() -> None:
+    with listening() as port, called(port) as (stream, _, channels, there):
+        sent_back(stream)
+        channels.drop(there)
+        with pytest.raises(LinkError, match=r"CANCELLED|UNAVAILABLE"):
+            stream.receive(SECONDS)
 
 
 def test_both_ends_end_with_either() -> None:
