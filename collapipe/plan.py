@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from collapipe.errors import ConfigError
-from collapipe.rows import common_rows, leaders
+from collapipe.row_shares import common_rows, leaders
 from collapipe.state import DeviceProfile, HeadPlace, Precision
 
 # checked when they are read from a file or a message

@@ -12,7 +12,7 @@ from itertools import accumulate, islice, pairwise
 from statistics import fmean
 
 from collapipe.errors import ConfigError
-from collapipe.rows import connected
+from collapipe.row_shares import connected
 from collapipe.state import AffineLaw, DeviceProfile, ring_s
 from collapipe.step_law import FORWARD_SHARE, DeviceTimes, HeldStage, StepLaw
 from optim.jobs import Job, Key, Worker, simulate

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part
-from collapipe.rows import row_ends
+from collapipe.row_shares import row_ends
 from collapipe.tensors import aligned
 
 Gradients = list[list[Tensor | None]]

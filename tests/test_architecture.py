@@ -41,7 +41,7 @@ OWN = {
     # simulates the schedules that run
     "optim/step.py": (
         "collapipe.errors",
-        "collapipe.rows",
+        "collapipe.row_shares",
         "collapipe.state",
         "collapipe.step_law",
         "optim.jobs",
@@ -75,7 +75,7 @@ OWN = {
         "collapipe.models",
         "collapipe.plan",
         "collapipe.process",
-        "collapipe.rows",
+        "collapipe.row_shares",
         "collapipe.tensors",
         "collapipe.wire",
     ),
@@ -86,7 +86,7 @@ OWN = {
         "collapipe.plan",
         "collapipe.process",
         "collapipe.report",
-        "collapipe.rows",
+        "collapipe.row_shares",
         "collapipe.sections",  # an optimiser's settings
         "collapipe.state",
         "collapipe.tensors",
@@ -124,7 +124,7 @@ LAYERS = (
     "tensors",
     "step_law",
     "state",
-    "rows",
+    "row_shares",
     "plan",
     "report",
     "statistics",

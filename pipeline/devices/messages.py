@@ -15,7 +15,7 @@ from collapipe.errors import WireError
 from collapipe.models.description import MOST_BLOCKS
 from collapipe.plan import Span
 from collapipe.process.host import Host
-from collapipe.rows import common_rows, connected, leaders
+from collapipe.row_shares import common_rows, connected, leaders
 from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
 from collapipe.state import HopPrecision
 from collapipe.wire.device_address import DeviceAddress, Text

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
-from collapipe.rows import leaders
+from collapipe.row_shares import leaders
 from collapipe.state import received_gradients
 
 

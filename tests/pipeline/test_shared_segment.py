@@ -12,7 +12,7 @@ from torch import Tensor
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey, dropout
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
-from collapipe.rows import row_ends
+from collapipe.row_shares import row_ends
 from pipeline.schedule import SCHEDULES
 from pipeline.segment import Gradients, SharedSegment, added
 from tests.pipeline.test_engine import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from collapipe.plan import ClusterPlan
-from collapipe.rows import connected
+from collapipe.row_shares import connected
 from pipeline.devices.messages import BEFORE, BEHIND, SHARE, neighbour_name
 
 

@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 from statistics import fmean
 
 from collapipe.plan import ClusterPlan
-from collapipe.rows import connected
+from collapipe.row_shares import connected
 from pipeline import schedule
 from pipeline.devices.control_unit.own_times import OwnTimes
 from pipeline.schedule import BACKWARD, FORWARD, Action

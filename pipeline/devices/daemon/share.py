@@ -15,7 +15,7 @@ from torch import Tensor
 
 from collapipe.errors import LinkError, WireError
 from collapipe.models.part import Part
-from collapipe.rows import common_rows
+from collapipe.row_shares import common_rows
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.parts import grouped, joined, numbered, separated

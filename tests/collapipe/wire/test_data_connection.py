@@ -144,7 +144,7 @@ def test_strangers_are_few_and_stay_a_short_time(monkeypatch: pytest.MonkeyPatch
         strangers[0].sendall(b"x" * 15)
         assert all(each.recv(1) == b"" for each in strangers)  # the port ends them all
         assert threading.active_count() <= before + data_connection._MOST_STRANGERS
-        assert connected("127.0.0.1", offer) and made.done()
+        assert connected("127.0.0.1", offer) and made.result(SECONDS)
 
 
 def test_a_port_of_another_program_is_an_error() -> None:
