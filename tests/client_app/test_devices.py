@@ -11,20 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device_cluster import daemons, device_name, plan_of
+from device_cluster import SMALL, daemons, device_name, plan_of
 from step_laws import law_of, taking
+from torch import nn
 
-from client_app.device_pipeline import DevicePipeline
+from client_app import device_pipeline
+from client_app.device_pipeline import DevicePipeline, RoundStart
 from client_app.devices import Devices
 from client_app.plan_after_loss import plan_after_loss, taken_over_by
 from collapipe import __version__
+from collapipe.config import load_overrides
 from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import InfeasibleRoundError, LinkError, RoundFailedError, WireError
+from collapipe.models.part import Part
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host, this_host
 from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget, SharingLaw
 from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
 from collapipe.wire.device_address import DeviceAddress
+from collapipe.wire.messages import TrainRequest
 from optim.problem import ClusterProblem
 from optim.step import in_flight
 from pipeline.devices.control_unit.connection import ask_status
@@ -506,6 +511,37 @@ def test_after_a_loss_devices_share_blocks_that_no_pipeline_can_hold(may_share: 
         "without a no devices can hold the blocks without sharing them: blocks are planned anew, "
         "which changes the weights' last bits"
     )
+
+
+@pytest.mark.parametrize("sharing", ["auto", "never"])
+def test_a_round_plans_by_the_strategy_after_a_loss_and_reports_it(
+    monkeypatch: pytest.MonkeyPatch, sharing: str
+) -> None:
+    """The round's cluster plans the rest of the round; ``Devices`` keeps the message."""
+    settings = load_overrides([f"strategy.sharing={sharing}", "batch_size=4", "model.num_blocks=1"])
+    memory = MemoryBudget(4.0, 0.0, 0.1, 1.0)
+    law, shared = AffineLaw(1.0, 0.0, 0.0, 0.0), SharingLaw(0.0, memory=memory)
+    roster = [DeviceAddress(name, f"{name}.home:7700") for name in "abc"]
+    cluster: Any = SimpleNamespace(roster=lambda unit: roster, credentials=None)
+    known = Devices(settings, cluster, 0)
+    monkeypatch.setattr(device_pipeline, "RemoteSegments", lambda plan, cluster, *_: cluster)
+    round_: Any = DevicePipeline(
+        settings=settings,
+        devices=known,
+        described=[DeviceProfile(name, law, memory=memory, sharing=shared) for name in "abc"],
+        request=TrainRequest(1, plan_of(["a"], [1], 1), 60.0, None),
+        spec=SMALL,
+        start=RoundStart({}, {}, {}, {}),
+        embedding=Part("embedding", nn.Identity(), settings.optimizer),
+    )
+    if sharing == "never":
+        with pytest.raises(RoundFailedError, match=r"^without a: the devices hold at most 0 of 1"):
+            round_.segments.replan({"a": "ended"})
+        return
+    (segment,) = round_.segments.replan({"a": "ended"}).segments
+    assert {each.device: each.rows for each in segment.shares} == {"b": 2, "c": 2}
+    (message,) = known.news
+    assert message.startswith("without a no devices can hold the blocks")
 
 
 def _settings(split: str | None = None) -> SimpleNamespace:
