@@ -15,9 +15,12 @@ _PLACES = re.compile(
         (?:\[[0-9a-f:.]+\]|%5B[0-9a-f:.]+%5D)(?::\d{1,5})?  # [2001:db8::7]:7700
         |(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}  # 2001:db8::7
         |\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?  # 10.0.0.5:7700
-        |[\w.-]+:\d{1,5}\b  # jetson.home:7700
+        |(?u:[\w.-]+):\d{1,5}\b  # jetson.home:7700
     )
-    |(?<![\w.…/])~?(?:/[\w.+@-]+){2,}  # /home/ann/model
+    # '/home/ann/My Models/x', as an OSError quotes it
+    |(?<=(['"]))(?:file:/+|[a-z]:[\\/]+|~?/[^/'"]+/+).*?(?=\1)
+    # ~/models/x, file:///models or C:\models, without the mark that ends it
+    |(?<![\w.…/])(?:file:/+|[a-z]:[\\/]+|~?/[^\s/'"]+/+)[^\s'"]*[^\s'",:;.)\]]
     """,
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
@@ -34,6 +37,7 @@ class DeviceAddress:
 def without_places(text: str, devices: Collection[DeviceAddress]) -> str:
     """Replace every address and absolute path in the text, and the hosts of these devices, by "…".
 
+    Names directly under the root are kept, such as /metrics. A path with blanks must be quoted.
     Device names are kept: they are all that readers without access to devices may see.
     """
     text, names = _PLACES.sub("…", text), {each.name for each in devices}
