@@ -3,7 +3,7 @@ perplexity and token accuracy."""
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
@@ -149,7 +149,8 @@ class CausalLM(ContinuedText, FolderTask):
         target exactly once.
         """
         stream = _stream(rows, tokenizer)
-        return self._pieces(stream, [len(stream)], tokenizer)
+        starts, sizes = self._pieces(len(stream))
+        return Sequences(stream, stream, starts, sizes, alone(len(sizes)), tokenizer)
 
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Sequences:
         """Return EOS, as before every text in training, and the last tokens of each text."""
@@ -160,18 +161,19 @@ class CausalLM(ContinuedText, FolderTask):
         """Encode each text as a separate stream, with EOS before and after it."""
         eos = tokenizer.vocabulary.eos
         streams = [[eos, *ids, eos] for ids in tokenizer.encode(rows["text"][:])]
-        whole = np.fromiter(chain.from_iterable(streams), np.int32)
-        return self._pieces(whole, map(len, streams), tokenizer)
-
-    def _pieces(self, whole: Ids, lengths: Iterable[int], tokenizer: Tokenizer) -> Sequences:
-        """Split each of the streams that make up the ``whole`` to pieces of the maximum length."""
         starts, sizes, begin = list[int](), list[int](), 0
-        for length in lengths:
-            places = range(0, length - 1, self.max_length)
+        for stream in streams:
+            places, of_stream = self._pieces(len(stream))
             starts += [begin + place for place in places]
-            sizes += [min(self.max_length, length - 1 - place) for place in places]
-            begin += length
+            sizes += of_stream
+            begin += len(stream)
+        whole = np.fromiter(chain.from_iterable(streams), np.int32)
         return Sequences(whole, whole, starts, sizes, alone(len(sizes)), tokenizer)
+
+    def _pieces(self, tokens: int) -> tuple[range, list[int]]:
+        """Return the starts and sizes of a stream's pieces of at most the maximum length."""
+        starts = range(0, tokens - 1, self.max_length)
+        return starts, [min(self.max_length, tokens - 1 - start) for start in starts]
 
 
 def _stream(rows: Dataset, tokenizer: Tokenizer) -> Ids:

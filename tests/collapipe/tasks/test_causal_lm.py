@@ -59,6 +59,12 @@ def test_pieces_hold_the_whole_stream(
     assert 1 <= examples.lengths[-1] <= max_length
 
 
+def test_starts_of_one_stream_take_no_memory(tokenizer: Tokenizer) -> None:
+    """A list would take 40 bytes for each piece."""
+    examples = causal_lm().encode(ROWS, tokenizer)
+    assert examples.starts == range(0, len(examples.stream) - 1, 8)
+
+
 def test_encoding_texts_in_parts_gives_the_same_stream(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
