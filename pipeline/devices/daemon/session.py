@@ -44,6 +44,7 @@ from pipeline.stage import run_stage
 ALIVE_S = 1.0  # interval of signs of life
 _IMPORTS_S = 60.0  # time for importing a model's libraries on a small or busy device
 _MOST_UNSENT = 64  # unsent answers beyond which further commands must wait
+_UNLOADED = Frame(FrameKind.LOAD, 0, 0, 0)
 _log = logging.getLogger(__name__)
 Dial = Callable[[DeviceAddress, str, str], FrameStream]
 
@@ -69,8 +70,7 @@ class Session:
     held: HeldSegment | None = None
     neighbours: dict[str, FrameStream] = field(default_factory=dict)
     activity: Activity = field(default_factory=Activity)
-    # the command that brought ``held``
-    _loaded: Frame = field(default_factory=lambda: Frame(FrameKind.LOAD, 0, 0, 0))
+    _loaded: Frame = _UNLOADED  # the command that brought ``held``
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
@@ -109,7 +109,7 @@ class Session:
     def _release(self) -> HeldSegment | None:
         """Release the current segment, end its streams, and return it."""
         with self._changing:
-            earlier, self.held = self.held, None
+            earlier, self.held, self._loaded = self.held, None, _UNLOADED
             streams, self.neighbours = self.neighbours, {}
         for stream in streams.values():
             stream.close()

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import grpc
 import pytest
+import torch
 from device_cluster import INSECURE, daemons
 
 from collapipe.errors import LinkError, RefusedLinkError
@@ -158,6 +159,25 @@ def test_a_session_that_cannot_send_signs_of_life_ends(monkeypatch: pytest.Monke
     with pytest.raises(RuntimeError):
         own.run()
     assert own.control.over
+
+
+def test_a_leaving_session_does_not_name_the_plan_before_a_failed_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    span = SimpleNamespace(first=0, stop=1)
+    held = Mock(wanted=BEFORE, part_bytes=0)
+    held.description = Mock(unit=0, round=3, stage=0, num_segments=1, span=span)
+    own, description = session(), Mock(return_value=held.description)
+    monkeypatch.setattr("pipeline.devices.daemon.session.unpacked", description)
+    own.hold = Mock(side_effect=[held, MemoryError])
+    own.control = control = Mock(max_bytes=0, backlog=lambda: (0, 0))
+    control.waiting.return_value = False
+    for epoch in (1, 2):
+        own._obey(Frame(FrameKind.LOAD, 3, 0, 0, (torch.zeros(1),), epoch))
+    own.leaving.set()
+    own.run()
+    frames = [call.args[0] for call in control.send.call_args_list]
+    assert [each.epoch for each in frames if each.kind == FrameKind.FAILED] == [2, 0]
 
 
 def test_a_close_callback_runs_at_once_on_a_closed_stream() -> None:
