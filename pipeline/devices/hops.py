@@ -78,8 +78,8 @@ class StreamPorts:
 
     ``rows`` are those of each micro-batch; a stage without own rows receives nothing. The shape of
     each sent activation is kept, to check the gradient that returns for it. Without ``returns`` no
-    gradient returns, and none is waited for. Activations must have the form of those
-    in ``like``, by their micro-batch.
+    gradient returns, and none is waited for. An activation has at least as many positions as its
+    micro-batch has in ``like``, and the same type of mask.
     """
 
     before: Side | None
