@@ -24,7 +24,7 @@ def load(placed: Placement) -> None:
     """Load each device's segment, and connect the devices in their order.
 
     A device may still be busy for another caller, such as a cancelled round; the wait for it is
-    limited by the cluster's ``busy_s``. Raises as ``Placement.wait`` does.
+    limited by the cluster's ``busy_s``. Raises as ``Placement.wait`` and ``dial_all`` do.
     """
     names, cluster, segments = placed.plan.devices, placed.cluster, placed.plan.segments
     held = {
