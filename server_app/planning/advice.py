@@ -27,8 +27,8 @@ class Advice:
     planner: Planner
     latency: Latency
     called: Called
-    _advised: set[int] = field(default_factory=set)
-    _compared: set[int] = field(default_factory=set)
+    _advised: set[int] = field(init=False, default_factory=set)
+    _compared: set[int] = field(init=False, default_factory=set)
 
     def on_sharing(self, plan: RoundPlan, request: RoundRequest, rng: np.random.Generator) -> None:
         """Name units that keep single devices if shared stages are planned to be faster by more
