@@ -186,10 +186,8 @@ def read(path: Path) -> Checkpoint:
     another format."""
     with _damage_named(path):
         state = _read_state(path)
-        progress, configuration = (
-            PROGRESS.validate_python(state["progress"]),
-            state["configuration"],
-        )
+        configuration = state["configuration"]
+        progress = PROGRESS.validate_python(state["progress"])
         if progress.round != int(path.name):
             raise ValueError(f"it contains round {progress.round}")
         if not isinstance(configuration, dict):
