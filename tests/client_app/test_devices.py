@@ -524,7 +524,11 @@ def test_a_round_plans_by_the_strategy_after_a_loss_and_reports_it(
     roster = [DeviceAddress(name, f"{name}.home:7700") for name in "abc"]
     cluster: Any = SimpleNamespace(roster=lambda unit: roster, credentials=None)
     known = Devices(settings, cluster, 0)
-    monkeypatch.setattr(device_pipeline, "RemoteSegments", lambda plan, cluster, *_: cluster)
+    monkeypatch.setattr(
+        device_pipeline,
+        "RemoteSegments",
+        lambda plan, cluster, *_: SimpleNamespace(replan=cluster.replan, refused={}),
+    )
     round_: Any = DevicePipeline(
         settings=settings,
         devices=known,
@@ -535,7 +539,9 @@ def test_a_round_plans_by_the_strategy_after_a_loss_and_reports_it(
         embedding=Part("embedding", nn.Identity(), settings.optimizer),
     )
     if sharing == "never":
-        with pytest.raises(RoundFailedError, match=r"^without a: the devices hold at most 0 of 1"):
+        with pytest.raises(
+            RoundFailedError, match=r"^because of a \(ended\): the devices hold at most 0"
+        ):
             round_.segments.replan({"a": "ended"})
         return
     (segment,) = round_.segments.replan({"a": "ended"}).segments
