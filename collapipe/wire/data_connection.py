@@ -75,7 +75,8 @@ class DataConnection:
     """One end of a connection. Any thread may ``send`` while one does ``receive``."""
 
     def __init__(self, connection: socket.socket, own_key: bytes, other_key: bytes) -> None:
-        self._socket, self._sending, self._ended = connection, threading.Lock(), threading.Event()
+        self._socket, self._ended = connection, threading.Event()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._own, self._other = ChaCha20Poly1305(own_key), ChaCha20Poly1305(other_key)
         self._num_sent = self._num_received = 0
         connection.settimeout(None)
@@ -99,16 +100,8 @@ class DataConnection:
         Raises ``WireError`` for a message that is too long or not the peer's next one. Raises
         ``OSError`` if the connection breaks, is silent, or at the time ``until_s``.
         """
-        try:
-            head = _read(self._socket, _LENGTH_BYTES, until_s)
-            length = int.from_bytes(head or b"")
-            if length > most_bytes:
-                raise WireError(f"a message of {length:,} bytes, at most {most_bytes:,}")
-            sealed = _read(self._socket, length, until_s) if head else None
-        except OSError:
-            if self.is_closed:
-                return None
-            raise
+        with self._receiving:
+            sealed = None if self.is_closed else self._sealed(most_bytes, until_s)
         if sealed is None:
             return None
         try:
@@ -134,7 +127,21 @@ class DataConnection:
         self._ended.set()
         with suppress(OSError):  # the peer has ended it
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes waiting threads
-        self._socket.close()
+        with self._sending, self._receiving:  # else another file could get their descriptor
+            self._socket.close()
+
+    def _sealed(self, most_bytes: int, until_s: float | None) -> bytearray | None:
+        """Return the next encrypted message, or None at the connection's end."""
+        try:
+            if (head := _read(self._socket, _LENGTH_BYTES, until_s)) is None:
+                return None
+            if (length := int.from_bytes(head)) > most_bytes:
+                raise WireError(f"a message of {length:,} bytes, at most {most_bytes:,}")
+            return _read(self._socket, length, until_s)
+        except OSError:
+            if self.is_closed:
+                return None
+            raise
 
     def _send(self, message: bytes) -> None:
         sealed = self._own.encrypt(self._num_sent.to_bytes(_NONCE_BYTES), message, None)
@@ -143,13 +150,11 @@ class DataConnection:
 
     def _pulse(self) -> None:
         """Send an empty message from time to time, if that does not have to wait."""
-        room = select.poll()
-        room.register(self._socket, select.POLLOUT)
         while not self._ended.wait(_PULSE_S):
             if not self._sending.acquire(blocking=False):
                 continue  # another message is on its way
             try:
-                if room.poll(0):
+                if not self.is_closed and _has_room(self._socket):
                     self._send(b"")
             except OSError:  # the thread that receives reports why
                 return
@@ -307,14 +312,7 @@ class DataPort:
 
     def _admit(self, connection: socket.socket) -> None:
         """Hand a connection with a valid ticket over, and close others."""
-        try:
-            made = self._taken_up(connection)
-        finally:
-            self._strangers.release()
-        if not made:
-            connection.close()
-
-    def _taken_up(self, connection: socket.socket) -> bool:
+        own: DataConnection | None = None
         try:
             ticket = _read(connection, _TICKET_BYTES, time.monotonic() + _CONNECT_S)
             offer, made = self._offers.pop(bytes(ticket or b""))
@@ -322,8 +320,9 @@ class DataPort:
             own.greet()
             made.set_result(own)
         except (OSError, KeyError, RuntimeError, InvalidStateError):
-            return False  # a stranger, too many threads, or the stream has ended
-        return True
+            (own or connection).close()  # a stranger, too many threads, or the stream has ended
+        finally:
+            self._strangers.release()
 
 
 class DataRoute:
@@ -372,6 +371,13 @@ def _listening(host: str) -> socket.socket:
             return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     family = socket.AF_INET if socket.AF_INET in found else socket.AF_INET6
     return socket.create_server((host, 0), family=family)
+
+
+def _has_room(connection: socket.socket) -> bool:
+    """Whether a short message can be sent at once."""
+    room = select.poll()
+    room.register(connection, select.POLLOUT)
+    return bool(room.poll(0))
 
 
 def _read(connection: socket.socket, count: int, until_s: float | None = None) -> bytearray | None:

@@ -361,7 +361,10 @@ def test_the_connection_ends_with_the_channel() -> None:
 
 
 @pytest.mark.parametrize("first", [b"\6", b"\7", b""])
-def test_a_caller_that_names_a_connection_it_has_not_made_is_refused(first: bytes) -> None:
+def test_a_caller_that_names_a_connection_it_has_not_made_is_refused(
+    first: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_connection, "_CONNECT_S", 0.1)
     with listening() as port, port.offered() as (_, made):
         lane = Lane()
         with pytest.raises(WireError):
