@@ -176,10 +176,12 @@ class DevicePipeline:
         sending = {name: self._all.sending.get(name, hop) for name in copies}
         return copy_interval(copies, sending, self._all.storing)
 
-    def _replan(self, lost: Mapping[str, str]) -> ClusterPlan:
+    def _replan(
+        self, lost: Mapping[str, str], refused: Mapping[str, tuple[int, str]]
+    ) -> ClusterPlan:
         """Return the fastest plan over the remaining devices within their limits, with the same
         micro-batches. Raises ``RoundFailedError`` if they cannot hold the model."""
-        settings, refused = self._settings, self.segments.refused
+        settings = self._settings
         for name, (blocks, cause) in refused.items():
             self._all.limit(name, blocks - 1, cause)
         missing = {**self._all.absent, **lost}

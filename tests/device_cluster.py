@@ -229,7 +229,7 @@ class Work:
             for name, daemon in zip(names, daemons, strict=True)
         }
 
-        def without(lost: Collection[str]) -> ClusterPlan:
+        def without(lost: Collection[str], refused: object) -> ClusterPlan:
             left = [name for name in names if name not in lost]
             if not left:
                 raise RoundFailedError("no device is left")

@@ -156,10 +156,11 @@ class FrameStream:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._accepted or self._ended is not None, timeout_s)
+            if self._accepted:
+                return  # also if it has ended meanwhile: ``receive`` has its last frames
             if self._ended is not None:
                 raise self._end()
-            if not self._accepted:
-                raise LinkError(f"{self.peer}: the stream was not accepted within {timeout_s:g} s")
+            raise LinkError(f"{self.peer}: the stream was not accepted within {timeout_s:g} s")
 
     def close(self) -> None:
         """End the stream now."""

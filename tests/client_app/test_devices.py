@@ -247,15 +247,14 @@ def test_the_largest_law_can_be_kept() -> None:
     assert unpack_law(pack_law(law)) == law
 
 
-def pipeline_of(own: Devices, plan: ClusterPlan, **refused: tuple[int, str]) -> Any:
-    """Return a round's pipeline after devices have ``refused`` so many blocks."""
+def pipeline_of(own: Devices, plan: ClusterPlan) -> Any:
+    """Return a round's pipeline with three devices."""
     sections: Any = {"pipeline": SimpleNamespace(num_segments=None), "tree": {"strategy": {}}}
     return SimpleNamespace(
         _all=own,
         _plan=plan,
         _devices=taking(dict.fromkeys(("jetson", "pi", "zero"), 1.0)),
         _settings=SimpleNamespace(batch_size=8, **sections),
-        segments=SimpleNamespace(refused=refused),
     )
 
 
@@ -272,20 +271,20 @@ def test_a_device_that_refused_blocks_is_never_asked_for_as_many_again() -> None
     own, plan = devices(), plan_of(["jetson", "pi"], [2, 2])
     for lost in ({}, {"zero": "Socket closed"}):
         for refused in ({"pi": (2, SCARCE)}, {}):
-            found = DevicePipeline._replan(pipeline_of(own, plan, **refused), lost)
+            found = DevicePipeline._replan(pipeline_of(own, plan), lost, refused)
             assert found.devices and held(found).get("pi", 0) <= 1
     assert own.news == [f"pi holds at most 1 block from now on: {SCARCE}"]
-    DevicePipeline._replan(pipeline_of(own, plan, pi=(1, SCARCE)), {})
+    DevicePipeline._replan(pipeline_of(own, plan), {}, {"pi": (1, SCARCE)})
     assert own.limits["pi"] == (0, SCARCE)
 
 
 def test_an_error_names_why_devices_hold_too_little() -> None:
     own, plan = devices(), plan_of(["jetson", "pi"], [2, 2])
-    left = pipeline_of(own, plan, pi=(2, SCARCE))
+    left = pipeline_of(own, plan)
     left._devices = {name: each.at_most(2) for name, each in left._devices.items()}
     lost = {"zero": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"}
     with pytest.raises(RoundFailedError, match="at most 3 of 4 blocks") as failed:
-        DevicePipeline._replan(left, lost)
+        DevicePipeline._replan(left, lost, {"pi": (2, SCARCE)})
     assert f"pi ({SCARCE})" in str(failed.value) and "zero (UNAVAILABLE" in str(failed.value)
     assert "10.0.0.5" not in str(failed.value)
 
@@ -323,7 +322,8 @@ def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
     own = pipeline_of(devices(), plan_of(["jetson"], [2]))
     own._devices, own._all.absent = {}, {"pi": "device pi at pi.home:7700: timed out"}
     with pytest.raises(RoundFailedError, match="jetson") as failed:
-        DevicePipeline._replan(own, {"jetson": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"})
+        lost = {"jetson": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"}
+        DevicePipeline._replan(own, lost, {})
     assert "timed out" in str(failed.value)
     assert not any(each in str(failed.value) for each in ("pi.home", "10.0.0.5", "7700"))
 
@@ -524,11 +524,7 @@ def test_a_round_plans_by_the_strategy_after_a_loss_and_reports_it(
     roster = [DeviceAddress(name, f"{name}.home:7700") for name in "abc"]
     cluster: Any = SimpleNamespace(roster=lambda unit: roster, credentials=None)
     known = Devices(settings, cluster, 0)
-    monkeypatch.setattr(
-        device_pipeline,
-        "RemoteSegments",
-        lambda plan, cluster, *_: SimpleNamespace(replan=cluster.replan, refused={}),
-    )
+    monkeypatch.setattr(device_pipeline, "RemoteSegments", lambda plan, cluster, *_: cluster)
     round_: Any = DevicePipeline(
         settings=settings,
         devices=known,
@@ -542,9 +538,9 @@ def test_a_round_plans_by_the_strategy_after_a_loss_and_reports_it(
         with pytest.raises(
             RoundFailedError, match=r"^because of a \(ended\): the devices hold at most 0"
         ):
-            round_.segments.replan({"a": "ended"})
+            round_.segments.replan({"a": "ended"}, {})
         return
-    (segment,) = round_.segments.replan({"a": "ended"}).segments
+    (segment,) = round_.segments.replan({"a": "ended"}, {}).segments
     assert {each.device: each.rows for each in segment.shares} == {"b": 2, "c": 2}
     (message,) = known.news
     assert message.startswith("without a no devices can hold the blocks")

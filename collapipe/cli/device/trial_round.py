@@ -134,9 +134,10 @@ def opened(
         yield segments
 
 
-def _give_up(lost: Mapping[str, str]) -> ClusterPlan:
+def _give_up(lost: Mapping[str, str], refused: Mapping[str, tuple[int, str]]) -> ClusterPlan:
     """Raise ``LostDeviceError``, because a trial has no other devices."""
-    raise LostDeviceError(*next(iter(lost.items())))
+    causes = {**lost, **{name: cause for name, (_, cause) in refused.items()}}
+    raise LostDeviceError(*next(iter(causes.items())))
 
 
 def _chunks(

@@ -49,9 +49,9 @@ class Cluster:
 
     devices: Mapping[str, DeviceAddress]
     channels: Channels
-    # Makes a plan without the given lost devices (name → cause). Raises an error if there is no
-    # such plan.
-    replan: Callable[[Mapping[str, str]], ClusterPlan]
+    # Makes a plan without the given lost devices (name → cause), and with fewer blocks for those
+    # that refused so many (name → blocks and cause). Raises an error if there is no such plan.
+    replan: Callable[[Mapping[str, str], Mapping[str, tuple[int, str]]], ClusterPlan]
     hung_s: Callable[[ClusterPlan], float]  # after this time in one action a device counts as hung
     # tensors between devices go through the control unit, so that devices do not dial each other
     relay: bool = False

@@ -242,13 +242,13 @@ class RemoteSegments:
         if reported and reported.kind == DeviceMemoryError.__name__:
             (held,) = (each.span for each in self.plan.segments if lost.device in each.devices)
             self.refused[lost.device] = held.blocks, reported.message
-            return self._cluster.replan(dict(self.lost))
+            return self._cluster.replan(dict(self.lost), dict(self.refused))
         if reported and reported.neighbour is None:
             cause = f"{reported.kind}: {reported.message}"
         self.lost[lost.device] = cause
         _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
         self._placed.drop(lost.device)
-        return self._cluster.replan(dict(self.lost))
+        return self._cluster.replan(dict(self.lost), dict(self.refused))
 
     def _gather(self) -> None:
         """Load the segments from the last complete replica, unless the devices have them."""

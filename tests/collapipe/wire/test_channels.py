@@ -128,3 +128,12 @@ class Ended:
 def test_a_call_that_has_ended_occupies_no_thread_of_a_server() -> None:
     stream = FrameStream("gone", 100)
     assert [*serve_stream(stream, iter(()), Ended())] == [ACCEPTED]  # type: ignore[arg-type]
+
+
+def test_a_stream_that_ends_once_it_is_accepted_is_open_until_its_last_frame() -> None:
+    """Otherwise the reason why a device leaves would be lost."""
+    stream = FrameStream("device-0", 100)
+    stream.feed([ACCEPTED])
+    stream.wait_until_accepted(0.0)
+    with pytest.raises(LinkError, match="ended"):
+        stream.receive(0.0)

@@ -49,7 +49,7 @@ def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
     shares = Share("b", 3), Share("c", 1)
     shared = replace(plan, segments=(plan.segments[0], SegmentPlan("b", Span(1, 2), shares)))
     with Channels(Dialer(None)) as channels:
-        cluster = Cluster(roster, channels, lambda _: plan, lambda _: 1.0, needed_bytes=needed)
+        cluster = Cluster(roster, channels, lambda *_: plan, lambda _: 1.0, needed_bytes=needed)
         second = replace(shared.segments[1], recomputing=("c",))
         other = replace(shared, segments=(shared.segments[0], second))
         for each in (plan, shared, *shared.without("c"), other, *other.without("b")):
