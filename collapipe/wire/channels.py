@@ -241,10 +241,6 @@ def _start_with_data(
     outgoing = lane.caller_messages(stream.outgoing())
     call = channel.stream_stream(method)(outgoing, metadata=tuple(metadata))
 
-    def end() -> None:
-        lane.close()
-        call.cancel()
-
     def has_ended() -> None:
         ended.set()
         lane.close()
@@ -260,7 +256,7 @@ def _start_with_data(
             raise ConnectionError("the data connection broke")
         yield from call
 
-    stream.on_close(end)
+    stream.on_close(call.cancel)
     _start(stream.feed_and_close, answers(), f"from {stream.peer}")
     if not call.add_callback(has_ended):
         has_ended()

@@ -14,7 +14,7 @@ import torch
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire import data_connection
-from collapipe.wire.channels import Channels, Dialer, serve_stream
+from collapipe.wire.channels import DAEMON_OPTIONS, Channels, Dialer, serve_stream
 from collapipe.wire.data_connection import (
     DataConnection,
     DataPort,
@@ -216,7 +216,7 @@ def device(port: DataPort | None) -> Iterator[tuple[str, list[FrameStream]]]:
         threading.Thread(target=echo, args=(stream,), daemon=True).start()
         yield from serve_stream(stream, messages, context, port)
 
-    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=DAEMON_OPTIONS)
     methods = {"b": grpc.stream_stream_rpc_method_handler(handle)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a", methods),))
     number = server.add_insecure_port("127.0.0.1:0")
@@ -289,9 +289,10 @@ def test_frames_stay_on_grpc_if_the_port_is_closed(
 def test_after_a_failure_streams_stay_on_grpc_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Except if the stream ended meanwhile."""
     route = DataRoute("pi", "127.0.0.1")
-    with listening() as port, port.offered() as (offer, _):
+    with listening() as port, port.offered() as (first, _), port.offered() as (offer, _):
         closed = replace(offer, port=1)
         assert route.connect(closed, lambda: True) is None
+        assert route.connect(first, lambda: False)
         assert route.connect(closed, lambda: False) is None
         assert route.connect(offer, lambda: False) is None
         monkeypatch.setattr(data_connection, "_ON_GRPC_S", 0.0)
