@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -199,7 +200,7 @@ def test_all_addresses_include_those_of_ipv6() -> None:
 
 
 @contextmanager
-def device(port: DataPort | None) -> Iterator[tuple[str, list[FrameStream]]]:
+def device(port: DataPort) -> Iterator[tuple[str, list[FrameStream]]]:
     """Serve streams that send each frame back. Yields the address, and the streams."""
     served = list[FrameStream]()
 
@@ -347,6 +348,36 @@ def test_both_ends_end_with_either() -> None:
             ends[closing].close()
             with pytest.raises(LinkError):
                 ends[1 - closing].receive(SECONDS)
+
+
+def test_a_stream_closes_although_its_caller_reads_nothing() -> None:
+    """Otherwise the thread that sends would wait as long as the caller lives."""
+    stream, context = FrameStream("the caller", 2**24), Mock(is_active=lambda: False)
+    chosen, over = threading.Event(), threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        chosen.wait()
+        yield data_connection.ON_CONNECTION
+        over.wait()
+
+    with listening() as port:
+        serving = serve_stream(stream, messages(), context, port)
+        offer = Offer.unpacked(next(serving)[1:])
+        caller = connected("127.0.0.1", offer)
+        chosen.set()
+        sending = threading.Thread(target=lambda: [*serving], daemon=True)
+        sending.start()
+        for _ in range(10):  # more than the system's buffers hold
+            stream.send(Frame(FrameKind.NORMS, 0, 0, 0, (torch.zeros(10**6),)))
+        sent = -1
+        while sent < stream.bytes_out:
+            sent = stream.bytes_out
+            time.sleep(0.3)
+        stream.close()
+        sending.join(10)
+        assert not sending.is_alive()
+        caller.close()
+        over.set()
 
 
 def test_the_connection_ends_with_the_channel() -> None:
