@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -19,6 +20,7 @@ import grpc
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError
 from collapipe.wire.channels import DAEMON_OPTIONS, serve_stream
+from collapipe.wire.data_connection import DataPort
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.messages import HOP
@@ -30,7 +32,7 @@ MOST = 2**30
 def main() -> None:
     host, credentials = sys.argv[1:]
     server = grpc.server(futures.ThreadPoolExecutor(2), options=DAEMON_OPTIONS)
-    handler = grpc.stream_stream_rpc_method_handler(_stream)
+    handler = grpc.stream_stream_rpc_method_handler(partial(_stream, DataPort(host)))
     service, _, method = HOP.removeprefix("/").partition("/")
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {method: handler}),)
@@ -44,10 +46,12 @@ def main() -> None:
             _answer(connection)
 
 
-def _stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+def _stream(
+    port: DataPort, messages: Iterator[bytes], context: grpc.ServicerContext
+) -> Iterator[bytes]:
     stream = FrameStream("hop", MOST)
     threading.Thread(target=_reply, args=(stream,), daemon=True).start()
-    yield from serve_stream(stream, messages, context)
+    yield from serve_stream(stream, messages, context, port)
 
 
 def _reply(stream: FrameStream) -> None:
