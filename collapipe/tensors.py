@@ -85,5 +85,7 @@ def aligned(tensor: Tensor) -> Tensor:
     The last bits of a matrix product depend on alignment. Tensors from messages or files are often
     not aligned. Narrow tensors compute in copies of a wider dtype, so they need no alignment.
     """
+    if not tensor.data_ptr() % ALIGNMENT:
+        return tensor
     computes = tensor.device.type == "cpu" and tensor.dtype.itemsize >= 4
-    return tensor.clone() if computes and tensor.data_ptr() % ALIGNMENT else tensor
+    return tensor.clone() if computes else tensor

@@ -3,9 +3,14 @@
 All sizes are checked against the received bytes before a tensor is allocated. So a message that
 claims a large size takes no memory beyond its own length. Layout, little-endian:
 
-    "CPF2" | kind u8 | tensors u8 | epoch u16 | round u32 | step u32 | micro-batch u32
+    "CPF3" | kind u8 | tensors u8 | epoch u16 | round u32 | step u32 | micro-batch u32
+    offset of the first tensor's bytes u32
     per tensor: dtype u8 | dimensions u8 | 0 u16 | sizes u32 each
-    zeros up to a multiple of 8, then each tensor's bytes, each followed by zeros likewise
+    zeros up to a multiple of 64, then each tensor's bytes, followed by zeros up to one of 8
+
+A step's frames differ in little but their tensors' bytes, and interpreted code is slow between two
+computations, because their data occupies the processor's caches. So what follows from dtypes and
+shapes is computed once.
 """
 
 import math
@@ -13,27 +18,40 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from collapipe.errors import WireError
-from collapipe.tensors import aligned
+from collapipe.tensors import ALIGNMENT, aligned
 from collapipe.wire.parts import raw
 
-MAGIC = b"CPF2"
+MAGIC = b"CPF3"
 MAX_TENSORS = 8
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**40  # sizes of 0 count as 1, because torch multiplies the others for strides
-_HEADER = struct.Struct("<4sBBHIII")
+_HEADER = struct.Struct("<4sBBHIIII")
 _SHAPE = struct.Struct("<BBH")
 _DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16),
     *(torch.int64, torch.bool, torch.int8, torch.uint8),
 )
-_ALIGNMENT = 8
+_MOST_HEAD = 320  # bytes before the first tensor, with as many tensors and dimensions as possible
+_KNOWN_FORMS = 64  # dtypes and shapes of a frame's tensors that are remembered
+_TRUTH_VALUES = b"\0\1"
 
 Layout = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
+
+
+class _Place(NamedTuple):
+    """Where a tensor's bytes are in a frame."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    elements: int
 
 
 class FrameKind(IntEnum):
@@ -84,56 +102,54 @@ class Frame:
         return self.tensors
 
 
-def buffers(frame: Frame) -> list[memoryview]:
+_KINDS = {int(kind): kind for kind in FrameKind}
+
+
+def buffers(frame: Frame) -> list[bytes | memoryview]:
     """Return buffers with the frame's bytes; the tensors' bytes are not copied.
 
     Raises ``WireError`` if it has an unsupported dtype, too many dimensions or too many tensors.
     """
-    if len(frame.tensors) > MAX_TENSORS:
-        raise WireError(f"a frame holds at most {MAX_TENSORS} tensors, got {len(frame.tensors)}")
-    head = [
-        _HEADER.pack(
-            *(MAGIC, frame.kind, len(frame.tensors), frame.epoch),
-            *(frame.round, frame.step, frame.micro_batch),
-        )
-    ]
-    bodies: list[memoryview] = []
+    shapes = _packed(tuple([(each.dtype, each.shape) for each in frame.tensors]))
+    head = _HEADER.pack(
+        *(MAGIC, frame.kind, len(frame.tensors), frame.epoch),
+        *(frame.round, frame.step, frame.micro_batch, _HEADER.size + len(shapes)),
+    )
+    found: list[bytes | memoryview] = [head, shapes]
     for tensor in frame.tensors:
-        if tensor.dtype not in _DTYPES or tensor.dim() > MAX_DIMENSIONS:
-            raise WireError(f"a frame cannot carry {tensor.dtype} with {tensor.dim()} dimensions")
-        head.append(_SHAPE.pack(_DTYPES.index(tensor.dtype), tensor.dim(), 0))
-        head.append(struct.pack(f"<{tensor.dim()}I", *tensor.shape))
-        bodies += _padded(raw(tensor))
-    return [*_padded(memoryview(b"".join(head))), *bodies]
+        data = raw(tensor)
+        found += data, bytes(-len(data) % 8)
+    return found
 
 
-def decode(data: bytes | bytearray) -> Frame:
+def decode(data: bytes | bytearray | memoryview) -> Frame:
     """Return the frame that ``data`` encodes. Raises ``WireError`` before it allocates any memory.
 
-    Tensors of a ``bytearray`` share its memory, except unaligned floating-point ones. ``bytes``
-    are copied once.
+    Tensors share the memory of ``data``, except unaligned floating-point ones. Data that cannot be
+    written to is copied once.
     """
     if len(data) < _HEADER.size:
         raise WireError(f"truncated frame: {len(data)} bytes, a header has {_HEADER.size}")
-    magic, kind, count, epoch, round_, step, micro_batch = _HEADER.unpack_from(data)
+    magic, kind, count, epoch, round_, step, micro_batch, start = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise WireError(f"not a frame: starts with {magic!r}, expected {MAGIC!r}")
-    if kind not in FrameKind.__members__.values():
+    if kind not in _KINDS:
         raise WireError(f"unknown kind of frame: {kind}")
     if count > MAX_TENSORS:
         raise WireError(f"frame of {count} tensors; at most {MAX_TENSORS}")
-    layouts, offset = _layouts(data, count)
-    expected = num_bytes(layouts)
+    buffer = memoryview(data)
+    places, expected = _places(buffer[_HEADER.size : min(start, _MOST_HEAD)].tobytes(), count)
     if len(data) != expected:
         raise WireError(f"frame of {len(data)} bytes; its header says {expected}")
-    tensors = _tensors(data, offset, layouts)
-    return Frame(FrameKind(kind), round_, step, micro_batch, tensors, epoch)
+    if buffer.readonly and count:  # torch may write to it
+        buffer = memoryview(bytearray(data))
+    tensors = tuple([_tensor(buffer, place) for place in places])
+    return Frame(_KINDS[kind], round_, step, micro_batch, tensors, epoch)
 
 
 def num_bytes(layouts: Sequence[Layout]) -> int:
     """Return the length in bytes of a frame that holds tensors of these dtypes and shapes."""
-    head = _HEADER.size + sum(_SHAPE.size + 4 * len(shape) for _, shape in layouts)
-    return _up(head) + sum(_up(_size(layout)) for layout in layouts)
+    return _HEADER.size + len(_packed(tuple(layouts))) + sum(_up(_size(each)) for each in layouts)
 
 
 def size(frame: Frame) -> int:
@@ -141,45 +157,56 @@ def size(frame: Frame) -> int:
     return num_bytes([(each.dtype, tuple(each.shape)) for each in frame.tensors])
 
 
-def _layouts(data: bytes | bytearray, count: int) -> tuple[list[Layout], int]:
-    """Return dtypes and shapes, and the offset of the first tensor's bytes."""
-    layouts: list[Layout] = []
-    offset = _HEADER.size
-    for _ in range(count):
-        try:
-            code, dimensions, _ = _SHAPE.unpack_from(data, offset)
-            shape = struct.unpack_from(f"<{dimensions}I", data, offset + _SHAPE.size)
-        except struct.error as error:
-            raise WireError(f"truncated frame: {len(data)} bytes end inside its shapes") from error
-        if code >= len(_DTYPES) or dimensions > MAX_DIMENSIONS:
-            raise WireError(f"unknown dtype {code} or too many dimensions ({dimensions})")
-        if math.prod(max(1, size) for size in shape) > MAX_ELEMENTS:
-            raise WireError(f"a tensor of shape {list(shape)}; at most {MAX_ELEMENTS} elements")
-        layouts.append((_DTYPES[code], shape))
-        offset += _SHAPE.size + 4 * dimensions
-    return layouts, _up(offset)
-
-
-def _tensors(data: bytes | bytearray, offset: int, layouts: Sequence[Layout]) -> tuple[Tensor, ...]:
-    buffer = data if isinstance(data, bytearray) else bytearray(data)  # torch may write to it
-    tensors = []
+@lru_cache(_KNOWN_FORMS)
+def _packed(layouts: tuple[Layout, ...]) -> bytes:
+    """Return what follows a header: dtypes and shapes, and the zeros before the first tensor."""
+    if len(layouts) > MAX_TENSORS:
+        raise WireError(f"a frame holds at most {MAX_TENSORS} tensors, got {len(layouts)}")
+    packed = b""
     for dtype, shape in layouts:
-        size = _size((dtype, shape))
-        if size == 0:
-            tensors.append(torch.empty(shape, dtype=dtype))
-        else:
-            flat = torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=offset)
-            if dtype is torch.bool and int(flat.max()) > 1:
-                raise WireError("a truth value other than 0 or 1")
-            tensor = flat.view(dtype).reshape(shape)
-            tensors.append(aligned(tensor) if dtype.is_floating_point else tensor)
-        offset += _up(size)
-    return tuple(tensors)
+        if dtype not in _DTYPES or len(shape) > MAX_DIMENSIONS:
+            raise WireError(f"a frame cannot carry {dtype} with {len(shape)} dimensions")
+        packed += _SHAPE.pack(_DTYPES.index(dtype), len(shape), 0)
+        packed += struct.pack(f"<{len(shape)}I", *shape)
+    return packed + bytes(-(_HEADER.size + len(packed)) % ALIGNMENT)
 
 
-def _padded(data: memoryview) -> list[memoryview]:
-    """Return the data and the zeros that pad it."""
-    return [data, memoryview(bytes(_up(len(data)) - len(data)))]
+@lru_cache(_KNOWN_FORMS)
+def _places(packed: bytes, count: int) -> tuple[tuple[_Place, ...], int]:
+    """Return where the bytes of a frame's tensors are, from what follows its header, and the
+    frame's length."""
+    layouts: list[Layout] = []
+    offset = 0
+    try:
+        for _ in range(count):
+            code, dimensions, _ = _SHAPE.unpack_from(packed, offset)
+            if code >= len(_DTYPES) or dimensions > MAX_DIMENSIONS:
+                raise WireError(f"unknown dtype {code} or too many dimensions ({dimensions})")
+            shape = struct.unpack_from(f"<{dimensions}I", packed, offset + _SHAPE.size)
+            if math.prod(max(1, size) for size in shape) > MAX_ELEMENTS:
+                raise WireError(f"a tensor of shape {list(shape)}; at most {MAX_ELEMENTS} elements")
+            layouts.append((_DTYPES[code], shape))
+            offset += _SHAPE.size + 4 * dimensions
+    except struct.error as error:
+        raise WireError(f"truncated frame: {len(packed)} bytes end inside its shapes") from error
+    first, actual = (_HEADER.size + len(each) for each in (_packed(tuple(layouts)), packed))
+    if actual != first:
+        raise WireError(f"a frame whose tensors begin at byte {actual} instead of {first}")
+    places, end = list[_Place](), first
+    for layout in layouts:
+        places.append(_Place(*layout, end, math.prod(layout[1])))
+        end += _up(_size(layout))
+    return tuple(places), end
+
+
+def _tensor(buffer: memoryview, place: _Place) -> Tensor:
+    dtype, shape, offset, elements = place
+    if not elements:
+        return torch.empty(shape, dtype=dtype)
+    if dtype is torch.bool and bytes(buffer[offset : offset + elements]).strip(_TRUTH_VALUES):
+        raise WireError("a truth value other than 0 or 1")
+    tensor = torch.frombuffer(buffer, dtype=dtype, count=elements, offset=offset).view(shape)
+    return aligned(tensor) if dtype.is_floating_point else tensor
 
 
 def _size(layout: Layout) -> int:
@@ -188,4 +215,4 @@ def _size(layout: Layout) -> int:
 
 
 def _up(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return -(-size // 8) * 8

@@ -144,5 +144,8 @@ def pieces(tensors: Mapping[str, Tensor], alignment: int = _ALIGNMENT) -> list[b
 def raw(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor, which are not copied if they are in one piece on the CPU."""
     whole = tensor.detach().cpu().contiguous()
-    one_by_one = whole.as_strided((whole.numel(),), (1,))  # 0 or 1 elements may have other strides
-    return one_by_one.view(torch.uint8).numpy().data
+    if not whole.numel():
+        return memoryview(b"")
+    if whole.dtype is torch.bfloat16:  # numpy has none
+        whole = whole.view(torch.int16)
+    return whole.numpy().data.cast("B")

@@ -27,7 +27,7 @@ class Cutter:
     def pieces(self, frame: Frame) -> Iterator[bytes]:
         """Yield a frame's bytes in pieces. Each piece is copied once, when it is yielded."""
         lane = _PART if frame.kind == FrameKind.PART else 0
-        piece, room = list[memoryview](), self._size
+        piece, room = list[bytes | memoryview](), self._size
         for buffer in frames.buffers(frame):
             start = 0
             while len(buffer) - start > room:
@@ -55,18 +55,21 @@ class Joiner:
     def __init__(self) -> None:
         self._lanes = {0: bytearray(), _PART: bytearray()}
 
-    def joined(self, piece: bytes, max_bytes: int) -> bytearray | None:
-        """Return the bytes of the frame that a piece ends; None if others will follow.
+    def joined(self, piece: bytes | memoryview, max_bytes: int) -> bytearray | memoryview | None:
+        """Return the bytes of the frame that a piece ends; None if others will follow. A frame of
+        one piece is not copied.
 
         Raises ``WireError`` before it keeps more than ``max_bytes`` of one frame, and for a message
         that is no piece.
         """
         if not piece or piece[0] > _PART | _LAST or len(piece) > PIECE_BYTES + 1:
             raise WireError(f"a message of {len(piece):,} bytes is not a piece of a frame")
-        lane = piece[0] & _PART
-        if len(self._lanes[lane]) + len(piece) - 1 > max_bytes:
+        lane, data = piece[0] & _PART, memoryview(piece)[1:]
+        if len(self._lanes[lane]) + len(data) > max_bytes:
             raise WireError(f"a frame of more than {max_bytes:,} bytes")
-        self._lanes[lane] += memoryview(piece)[1:]
+        if piece[0] & _LAST and not self._lanes[lane]:
+            return data
+        self._lanes[lane] += data
         if not piece[0] & _LAST:
             return None
         whole, self._lanes[lane] = self._lanes[lane], bytearray()

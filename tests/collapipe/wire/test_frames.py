@@ -65,10 +65,11 @@ def message(
 ) -> bytes:
     """A header built by hand from dtype codes and sizes, without the tensors' bytes."""
     tensors = len(shapes) if count is None else count
-    data = struct.pack("<4sBBHIII", MAGIC, kind, tensors, 0, 1, 2, 3)
+    packed = b""
     for code, sizes in shapes:
-        data += struct.pack(f"<BBH{len(sizes)}I", code, len(sizes), 0, *sizes)
-    return data + bytes(-len(data) % 8)
+        packed += struct.pack(f"<BBH{len(sizes)}I", code, len(sizes), 0, *sizes)
+    packed += bytes(-(24 + len(packed)) % 64)
+    return struct.pack("<4sBBHIIII", MAGIC, kind, tensors, 0, 1, 2, 3, 24 + len(packed)) + packed
 
 
 SAMPLE = Frame(
@@ -83,6 +84,9 @@ SAMPLE = Frame(
         torch.empty(0, 4),
     ),
 )
+
+
+SHIFTED = MAGIC + struct.pack("<BBHIIII", FrameKind.ALIVE, 0, 0, 0, 0, 0, 128) + bytes(104)
 
 
 @given(frames)
@@ -112,7 +116,8 @@ def test_the_size_is_known_from_dtypes_and_shapes(frame: Frame) -> None:
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    """The layout is little-endian and aligned to 8 bytes on any machine."""
+    """The layout is little-endian on any machine; the first tensor is aligned to 64 bytes, the
+    others to 8."""
     frame = Frame(FrameKind.NORMS, 1, 2, 3, (torch.tensor([1.5], dtype=torch.float64),))
     body = struct.pack("<d", 1.5)
     assert encode(frame) == message((1, [1]), kind=4) + body
@@ -135,6 +140,27 @@ def test_tensors_of_any_layout_are_sent() -> None:
     received[0].mul_(2)
     assert encode(decode(data)) == data
     assert torch.equal(decode(data).tensors[0], x.T)
+
+
+def test_received_tensors_may_be_changed() -> None:
+    """Bytes stay as they are; other tensors than floating-point ones are not copied else."""
+    data = encode(Frame(FrameKind.PART, 0, 0, 0, (torch.zeros(9, dtype=torch.uint8),)))
+    writable = bytearray(data)
+    for each in data, writable, memoryview(data):
+        decode(each).tensors[0].fill_(1)
+    assert data == encode(decode(data)) != bytes(writable)
+
+
+def test_a_header_with_a_far_first_tensor_takes_no_memory() -> None:
+    size = 2**20
+    data = MAGIC + struct.pack("<BBHIIII", FrameKind.ALIVE, 0, 0, 0, 0, 0, size) + bytes(size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="begin at byte"):
+            decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 2**16
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +195,7 @@ def test_truncated_and_extended_frames_are_refused() -> None:
     ("data", "words"),
     [
         (b"", "truncated frame: 0 bytes"),
-        (b"CPF1" + message()[4:], "not a frame"),
+        (b"CPF2" + message()[4:], "not a frame"),
         (b"GET / HTTP/1.1\r\nHost: somewhere\r\n", "not a frame"),
         (message(kind=0), "unknown kind of frame: 0"),
         (message(kind=max(FrameKind) + 1), "unknown kind of frame"),
@@ -180,7 +206,9 @@ def test_truncated_and_extended_frames_are_refused() -> None:
         (message((0, [1] * 255)), r"too many dimensions \(255\)"),
         (message(*[(0, [0])] * (MAX_TENSORS + 1)), "frame of 9 tensors; at most 8"),
         (message(count=255), "frame of 255 tensors; at most 8"),
-        (message(count=3), "end inside its shapes"),
+        (message((0, [1] * MAX_DIMENSIONS), count=3), "end inside its shapes"),
+        (message(count=3), "64 bytes; its header says 88"),
+        (SHIFTED, "begin at byte 128 instead of 64"),
         (message((4, [1])) + b"\x02" + bytes(7), "truth value"),
         (message((4, [3])) + b"\x01\x00\xff" + bytes(5), "truth value"),
     ],
