@@ -27,6 +27,8 @@ class HopCodec:
 
     def decode(self, received: Passed) -> Passed:
         """Return the tensors to compute with. Raises ``WireError`` for another precision."""
+        if self.precision == FLOAT32 and received and received[0].dtype == self.dtype:
+            return received
         parts = len(layout((1, 1, 1), self.dtype, self.precision))
         if len(received) < parts:
             raise WireError(f"{len(received)} tensors, expected {parts} for {self.precision}")

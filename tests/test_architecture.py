@@ -95,6 +95,7 @@ OWN = {
         "collapipe.wire.device_address",
         "collapipe.wire.frames",
         "collapipe.wire.grpc_errors",
+        "collapipe.wire.outbox",
         "collapipe.wire.parts",
         "collapipe.wire.streams",
     ),

@@ -238,14 +238,14 @@ def _start_with_data(
     route: DataRoute,
 ) -> None:
     lane, ended = Lane(), threading.Event()
-    outgoing = lane.caller_messages(stream.outgoing())
+    outgoing = lane.caller_messages(stream)
     call = channel.stream_stream(method)(outgoing, metadata=tuple(metadata))
 
     def has_ended() -> None:
         ended.set()
         lane.close()
 
-    def answers() -> Iterator[bytes]:
+    def answers() -> Iterator[bytes | memoryview]:
         with suppress(OSError):  # the call has the cause, if it ends too
             yield from lane.to_caller(call, lambda offer: route.connect(offer, lambda: stream.over))
         if lane.connection() is None:
@@ -288,15 +288,15 @@ def serve_stream(
         lane = Lane()
         stream.on_close(lane.close)
         _accept(stream, stream.feed_and_close, lane.to_device(messages, made), context)
-        yield from lane.device_messages(stream.outgoing(), offer)
+        yield from lane.device_messages(stream, offer)
         if lane.broke and context.is_active():
             context.abort(grpc.StatusCode.ABORTED, "its data connection broke")
 
 
 def _accept(
     stream: FrameStream,
-    feed: Callable[[Iterator[bytes]], None],
-    messages: Iterator[bytes],
+    feed: Callable[[Iterator[bytes | memoryview]], None],
+    messages: Iterator[bytes | memoryview],
     context: grpc.ServicerContext,
 ) -> None:
     _start(feed, messages, f"from {stream.peer}")
@@ -304,7 +304,11 @@ def _accept(
         stream.close()
 
 
-def _start(feed: Callable[[Iterator[bytes]], None], messages: Iterator[bytes], name: str) -> None:
+def _start(
+    feed: Callable[[Iterator[bytes | memoryview]], None],
+    messages: Iterator[bytes | memoryview],
+    name: str,
+) -> None:
     try:
         threading.Thread(target=feed, args=(messages,), daemon=True, name=name).start()
     except RuntimeError as error:  # too many threads: the stream ends with this cause

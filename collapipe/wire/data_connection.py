@@ -16,6 +16,7 @@ import logging
 import secrets
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,12 +25,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from collapipe.errors import ConfigError, WireError, cause_of
+from collapipe.tensors import ALIGNMENT
 from collapipe.wire.pieces import PIECE_BYTES
-from collapipe.wire.streams import ACCEPTED
+from collapipe.wire.streams import ACCEPTED, FrameStream
 
 _CONNECT_S = 2.0  # to connect, to present a ticket, and to greet
 _ON_GRPC_S = 60.0  # before a data connection is tried again
@@ -79,7 +82,10 @@ class DataConnection:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._own, self._other = ChaCha20Poly1305(own_key), ChaCha20Poly1305(other_key)
         self._num_sent = self._num_received = 0
+        self._sealed = memoryview(bytearray(_LENGTH_BYTES + _MOST_BYTES))
+        self._unsent = self._sealed[:0]  # of the last message
         connection.settimeout(None)
+        _limit_silence(connection, _SILENT_S)
         for name, value in _TCP_OPTIONS.items():
             if hasattr(socket, name):  # not on every system
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -94,18 +100,33 @@ class DataConnection:
         with self._sending:
             self._send(message)
 
-    def receive(self, most_bytes: int = _MOST_BYTES, until_s: float | None = None) -> bytes | None:
-        """Return the next message, or None at the connection's end.
+    def send_now(self, message: bytes) -> bool:
+        """Send what can be sent of a message without waiting. Returns whether that is all of it; if
+        not, ``send`` must be next, which sends the rest or raises why it cannot."""
+        with self._sending:
+            self._seal(message)
+            with suppress(OSError):
+                self._unsent = self._unsent[self._socket.send(self._unsent, socket.MSG_DONTWAIT) :]
+            return not self._unsent
+
+    def receive(
+        self, most_bytes: int = _MOST_BYTES, until_s: float | None = None
+    ) -> memoryview | None:
+        """Return the next message, or None at the connection's end. A tensor that begins after its
+        first byte is aligned.
 
         Raises ``WireError`` for a message that is too long or not the peer's next one. Raises
-        ``OSError`` if the connection breaks, is silent, or at the time ``until_s``.
+        ``OSError`` if the connection breaks or is silent, or at the time ``until_s``.
         """
         with self._receiving:
-            sealed = None if self.is_closed else self._sealed(most_bytes, until_s)
+            sealed = None if self.is_closed else self._received(most_bytes, until_s)
         if sealed is None:
             return None
+        room = torch.empty(ALIGNMENT - 1 + len(sealed) - _TAG_BYTES, dtype=torch.uint8)
+        message = room.numpy().data[ALIGNMENT - 1 :]
         try:
-            message = self._other.decrypt(self._num_received.to_bytes(_NONCE_BYTES), sealed, None)
+            nonce = self._num_received.to_bytes(_NONCE_BYTES)
+            self._other.decrypt_into(nonce, sealed, None, message)
         except InvalidTag as error:
             raise WireError("a message was not the peer's next one") from error
         self._num_received += 1
@@ -116,10 +137,13 @@ class DataConnection:
         self.send(b"")
         threading.Thread(target=self._pulse, daemon=True, name="data pulse").start()
 
-    def check_greeting(self, until_s: float) -> None:
+    def check_greeting(self) -> None:
         """Raise ``WireError`` or ``OSError`` unless the peer greets in time; then greet it."""
-        if self.receive(_TAG_BYTES, until_s) != b"":
+        _limit_silence(self._socket, _CONNECT_S)
+        greeting = self.receive(_TAG_BYTES, time.monotonic() + _CONNECT_S)
+        if greeting is None or len(greeting):
             raise WireError("the port answered with something else")
+        _limit_silence(self._socket, _SILENT_S)
         self.greet()
 
     def close(self) -> None:
@@ -130,7 +154,7 @@ class DataConnection:
         with self._sending, self._receiving:  # else another file could get their descriptor
             self._socket.close()
 
-    def _sealed(self, most_bytes: int, until_s: float | None) -> bytearray | None:
+    def _received(self, most_bytes: int, until_s: float | None) -> bytearray | None:
         """Return the next encrypted message, or None at the connection's end."""
         try:
             if (head := _read(self._socket, _LENGTH_BYTES, until_s)) is None:
@@ -144,9 +168,19 @@ class DataConnection:
             raise
 
     def _send(self, message: bytes) -> None:
-        sealed = self._own.encrypt(self._num_sent.to_bytes(_NONCE_BYTES), message, None)
+        self._socket.sendall(self._unsent)
+        self._seal(message)
+        self._socket.sendall(self._unsent)
+        self._unsent = self._unsent[:0]
+
+    def _seal(self, message: bytes) -> None:
+        """Encrypt a message, to be sent."""
+        length = len(message) + _TAG_BYTES
+        self._unsent = self._sealed[: _LENGTH_BYTES + length]
+        self._unsent[:_LENGTH_BYTES] = length.to_bytes(_LENGTH_BYTES)
+        nonce = self._num_sent.to_bytes(_NONCE_BYTES)
+        self._own.encrypt_into(nonce, message, None, self._unsent[_LENGTH_BYTES:])
         self._num_sent += 1
-        self._socket.sendall(len(sealed).to_bytes(_LENGTH_BYTES) + sealed)
 
     def _pulse(self) -> None:
         """Send an empty message from time to time, if that does not have to wait."""
@@ -190,22 +224,22 @@ class Lane:
         if (connection := self.connection()) is not None:
             connection.close()
 
-    def caller_messages(self, messages: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield what the caller sends on gRPC: its decision, and without a connection all
-        ``messages``."""
+    def caller_messages(self, stream: FrameStream) -> Iterator[bytes]:
+        """Yield what the caller sends on gRPC: its decision, and without a connection all messages
+        of its ``stream``."""
         connection = self.connection()
         yield ON_GRPC if connection is None else ON_CONNECTION
-        yield from self._sent(messages)
+        yield from self._sent(stream)
 
-    def device_messages(self, messages: Iterable[bytes], offer: Offer) -> Iterator[bytes]:
-        """Yield what the device sends on gRPC: its ``offer``, and without a connection all
-        ``messages``."""
+    def device_messages(self, stream: FrameStream, offer: Offer) -> Iterator[bytes]:
+        """Yield what the device sends on gRPC: its ``offer``, and without a connection all messages
+        of its ``stream``."""
         yield ACCEPTED + offer.packed()
-        yield from self._sent(messages)
+        yield from self._sent(stream)
 
     def to_caller(
         self, answers: Iterable[bytes], connect: Callable[[Offer], DataConnection | None]
-    ) -> Iterator[bytes]:
+    ) -> Iterator[bytes | memoryview]:
         """Yield what the caller receives, from the device's ``answers`` on gRPC and then from where
         all others go. Raises ``WireError`` for an invalid message, and ``OSError`` if the
         connection breaks."""
@@ -218,7 +252,9 @@ class Lane:
         self.decide(connect(Offer.unpacked(first[len(ACCEPTED) :])))
         yield from self._received(answers)
 
-    def to_device(self, messages: Iterable[bytes], made: Future[DataConnection]) -> Iterator[bytes]:
+    def to_device(
+        self, messages: Iterable[bytes], made: Future[DataConnection]
+    ) -> Iterator[bytes | memoryview]:
         """Yield what the device receives, if ``made`` has the caller's connection once there is
         one. Raises errors as ``to_caller`` does."""
         messages = iter(messages)
@@ -232,15 +268,15 @@ class Lane:
             raise WireError("named a data connection that it has not made") from error
         yield from self._received(messages)
 
-    def _sent(self, messages: Iterable[bytes]) -> Iterator[bytes]:
+    def _sent(self, stream: FrameStream) -> Iterator[bytes]:
         if (connection := self.connection()) is None:
-            yield from messages
+            yield from stream.outgoing()
             return
         with suppress(OSError):  # the thread that receives reports why
-            for message in messages:
+            for message in stream.outgoing(send_now=connection.send_now):
                 connection.send(message)
 
-    def _received(self, messages: Iterator[bytes]) -> Iterator[bytes]:
+    def _received(self, messages: Iterator[bytes]) -> Iterator[bytes | memoryview]:
         if (connection := self.connection()) is None:
             yield from messages
             return
@@ -314,6 +350,8 @@ class DataPort:
         """Hand a connection with a valid ticket over, and close others."""
         own: DataConnection | None = None
         try:
+            connection.settimeout(None)
+            _limit_silence(connection, _CONNECT_S)
             ticket = _read(connection, _TICKET_BYTES, time.monotonic() + _CONNECT_S)
             offer, made = self._offers.pop(bytes(ticket or b""))
             own = DataConnection(connection, offer.device_key, offer.caller_key)
@@ -356,7 +394,7 @@ def connected(host: str, offer: Offer) -> DataConnection:
     try:
         connection.sendall(offer.ticket)
         made = DataConnection(connection, offer.caller_key, offer.device_key)
-        made.check_greeting(time.monotonic() + _CONNECT_S)
+        made.check_greeting()
     except (OSError, RuntimeError, WireError) as error:  # RuntimeError: too many threads
         connection.close()
         raise ConnectionError(cause_of(error)) from error
@@ -380,20 +418,28 @@ def _has_room(connection: socket.socket) -> bool:
     return bool(room.poll(0))
 
 
-def _read(connection: socket.socket, count: int, until_s: float | None = None) -> bytearray | None:
+def _limit_silence(connection: socket.socket, seconds: float) -> None:
+    """Let reads fail if nothing arrives in as many ``seconds``."""
+    whole, fraction = divmod(seconds, 1)
+    limit = struct.pack("ll", int(whole), int(fraction * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def _read(connection: socket.socket, count: int, until_s: float | None) -> bytearray | None:
     """Return the next ``count`` bytes, or None if the connection ends before.
 
-    Raises ``OSError`` if it breaks, at the time ``until_s`` of ``time.monotonic``, or if nothing
-    arrives for ``_SILENT_S``.
+    Raises ``OSError`` if it breaks or is silent, see ``_limit_silence``, and if some bytes are
+    lacking at the time ``until_s`` of ``time.monotonic``.
     """
-    found, filled, arrived = bytearray(count), 0, select.poll()
-    arrived.register(connection, select.POLLIN)
+    found, filled = bytearray(count), 0
     while filled < count:
-        left_s = _SILENT_S if until_s is None else max(until_s - time.monotonic(), 0.0)
-        if not arrived.poll(1000 * left_s):
-            raise TimeoutError("no sign of life")
-        got = connection.recv_into(memoryview(found)[filled:])
+        try:
+            got = connection.recv_into(memoryview(found)[filled:], 0, socket.MSG_WAITALL)
+        except BlockingIOError as error:
+            raise TimeoutError("no sign of life") from error
         if not got:
             return None
         filled += got
+        if filled < count and until_s is not None and time.monotonic() > until_s:
+            raise TimeoutError("too slow")
     return found

@@ -5,20 +5,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from itertools import chain
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.grpc_errors import broken
+from collapipe.wire.outbox import COUNTED, CREDITED, WINDOW, Begun, Outbox
 from collapipe.wire.pieces import Cutter, Joiner
 
-WINDOW = 4  # most activations or gradients that are sent but not yet received by the peer's code
-CREDITED = WINDOW // 2  # frames that one credit allows; with 1, twice as many credits are sent
 _FEW = 32  # frames to send; the owner may wait until no more are left
 _MOST_WAITING = 64  # most frames that have arrived and wait for ``receive``
 ACCEPTED = b"\4"  # instead of a piece: the other end has accepted the stream
-_COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT
+_SMALL_BYTES = 256 * 1024  # of a frame for which a change of threads takes longer than to send it
 
 
 class FrameStream:
@@ -34,9 +33,6 @@ class FrameStream:
     The stream ends if the peer sends a frame of more than ``max_bytes``, a damaged frame, or more
     than ``WINDOW`` activations or gradients that have not been received. ``feed`` blocks while the
     waiting frames have ``max_bytes`` together; one frame may always wait.
-
-    Frames that need no credit may overtake activations and gradients. Parts may occupy a slow link
-    for many seconds, so all other frames go first, also between the pieces of a part.
     """
 
     def __init__(self, peer: str, max_bytes: int, arrived: threading.Event | None = None) -> None:
@@ -47,63 +43,58 @@ class FrameStream:
         self.arrived = arrived or threading.Event()
         lock = threading.RLock()
         self._changed = threading.Condition(lock)  # for all threads but the one that sends
-        self._to_send = threading.Condition(lock)
+        self._outbox = Outbox(lock)
         self._incoming: deque[tuple[Frame, int]] = deque()  # with their bytes
         self._accepted = False
         self._full = False  # whether a received frame waits for room
         self._ended: LinkError | WireError | None = None
-        self._urgent: deque[Frame] = deque()
-        self._tensors: deque[Frame] = deque()
-        self._parts: deque[Callable[[], Frame]] = deque()
-        self._unmade = 0  # parts that are not made yet
-        # sent but not credited, received but not credited
-        self._credit, self._uncredited = WINDOW, 0
+        self._uncredited = 0  # received
         self._cutter, self._joiner = Cutter(), Joiner()
-        self._closed = False
+        self._send_now: Callable[[bytes], bool] | None = None
         self._until: Callable[[], bool] | None = None  # when ``outgoing`` ends
         self._cancel: Callable[[], object] = lambda: None
         self.on_sent: Callable[[Frame], object] = lambda sent: None
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame and return at once. Activations and gradients wait for credit."""
-        with self._changed:
-            if self._closed:
-                return
-            if frame.kind == FrameKind.PART:
-                self.send_later(lambda: frame)
-                return
-            (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
-            self._to_send.notify()
+        """Queue a frame and return at once. Activations and gradients wait for credit.
+
+        A small frame is sent now if nothing is queued, which saves a change of threads.
+        """
+        if frame.kind == FrameKind.PART:
+            self.send_later(lambda: frame)
+        elif self._is_for_now(frame) and self._outbox.claim(frame):
+            begun: Begun | None = None
+            try:
+                begun = self._give(frame)
+            finally:
+                self._outbox.release(begun)
+        else:
+            self._outbox.add(frame)
+
+    def send_later(self, make: Callable[[], Frame]) -> None:
+        """Queue a part that is made only when its turn comes, so that one part takes memory."""
+        self._outbox.add_part(make)
 
     def backlog(self) -> tuple[int, int]:
         """Return the numbers of queued frames without and with need of credit, parts not counted.
 
         A closed stream returns (0, 0).
         """
-        return (0, 0) if self._closed else (len(self._urgent), len(self._tensors))
-
-    def send_later(self, make: Callable[[], Frame]) -> None:
-        """Queue a part that is made only when its turn comes, so that one part takes memory."""
-        with self._changed:
-            self._unmade += 1
-            self._parts.append(make)
-            self._to_send.notify()
+        return self._outbox.sizes()
 
     def drop_parts(self) -> None:
         """Remove all queued parts that are not made yet."""
-        with self._changed:
-            self._unmade -= len(self._parts)
-            self._parts.clear()
+        self._outbox.drop_parts()
         self.arrived.set()
 
     def all_made(self) -> bool:
         """Whether all parts are made or the stream is over; then ``arrived`` is set."""
-        return not self._unmade or self.over
+        return not self._outbox.unmade or self.over
 
     @property
     def over(self) -> bool:
         """Whether the stream is closed or has ended: it sends nothing more."""
-        return self._closed or self._ended is not None
+        return self._outbox.is_closed or self._ended is not None
 
     @property
     def silent_s(self) -> float:
@@ -132,10 +123,11 @@ class FrameStream:
                 raise self._end()
             received, _ = self._incoming.popleft()
             self._changed.notify_all()
-        self._uncredited += received.kind in _COUNTED
+        self._uncredited += received.kind in COUNTED
         if self._uncredited == CREDITED:
             self._uncredited = 0
-            self.send(replace(received, kind=FrameKind.CREDIT, tensors=()))
+            at = received.round, received.step, received.micro_batch
+            self.send(Frame(FrameKind.CREDIT, *at, epoch=received.epoch))
         return received
 
     def take_part(self) -> Frame | None:
@@ -165,16 +157,25 @@ class FrameStream:
     def close(self) -> None:
         """End the stream now."""
         with self._changed:
-            self._closed, cancel = True, self._cancel
+            cancel = self._cancel
+            self._outbox.close()
             self._changed.notify_all()
-            self._to_send.notify()
         cancel()
 
-    def outgoing(self, until: Callable[[], bool] | None = None) -> Iterator[bytes]:
-        """Yield the messages to send, until the stream closes or ``until`` returns true."""
-        self._until = until
+    def outgoing(
+        self,
+        until: Callable[[], bool] | None = None,
+        send_now: Callable[[bytes], bool] | None = None,
+    ) -> Iterator[bytes]:
+        """Yield the messages to send, until the stream closes or ``until`` returns true.
+
+        If the transport can ``send_now``, it gets a message from another thread, sends what it can
+        without waiting, and returns whether that was all of it. If not, an empty message follows,
+        before which it must send the rest.
+        """
+        self._until, self._send_now = until, send_now
         for message in self._messages():
-            self.bytes_out += len(message) - 1
+            self.bytes_out += max(len(message) - 1, 0)
             began_s = time.monotonic()
             yield message
             self._cutter.adapt(len(message), time.monotonic() - began_s)
@@ -184,17 +185,17 @@ class FrameStream:
     def on_close(self, cancel: Callable[[], object]) -> None:
         """Have ``close`` call ``cancel``; call it now if the stream is already closed."""
         with self._changed:
-            self._cancel, closed = cancel, self._closed
+            self._cancel, closed = cancel, self._outbox.is_closed
         if closed:
             cancel()
 
-    def feed_and_close(self, messages: Iterable[bytes]) -> None:
+    def feed_and_close(self, messages: Iterable[bytes | memoryview]) -> None:
         """Do as ``feed``, then close the stream: this ends gRPC's threads, and what the peer still
         sends takes no memory."""
         self.feed(messages)
         self.close()
 
-    def feed(self, messages: Iterable[bytes]) -> None:
+    def feed(self, messages: Iterable[bytes | memoryview]) -> None:
         """Read all ``messages`` until the stream ends, and queue their frames for ``receive``."""
         ended: LinkError | WireError = LinkError(f"{self.peer}: ended the stream")
         try:
@@ -232,17 +233,16 @@ class FrameStream:
             self.last_moved_s = time.monotonic()
         with self._changed:
             if frame.kind == FrameKind.CREDIT:
-                self._credit = min(self._credit + CREDITED, WINDOW)
-                self._to_send.notify()
+                self._outbox.credited()
                 return  # nothing can be received
             self.bytes_in += size
-            ahead = sum(each.kind in _COUNTED for each, _ in self._incoming)
-            if frame.kind in _COUNTED and ahead == WINDOW:
+            ahead = sum(each.kind in COUNTED for each, _ in self._incoming)
+            if frame.kind in COUNTED and ahead == WINDOW:
                 raise WireError(f"{frame.kind.name}: more than {WINDOW} that wait here")
             self._full = not self._has_room(size)
-            self._changed.wait_for(lambda: self._closed or self._has_room(size))
+            self._changed.wait_for(lambda: self._outbox.is_closed or self._has_room(size))
             self.last_received_s, self._full = time.monotonic(), False
-            if self._closed:
+            if self._outbox.is_closed:
                 return
             self._incoming.append((frame, size))
             self._wake_readers()
@@ -252,11 +252,27 @@ class FrameStream:
         """Wake threads that wait for a frame or the end of the stream, under the lock."""
         self._changed.notify_all()
         if self._until is not None:
-            self._to_send.notify()
+            self._outbox.wake()
 
     def _has_room(self, size: int) -> bool:
         kept = sum(each for _, each in self._incoming)
         return not kept or (kept + size <= self.max_bytes and len(self._incoming) < _MOST_WAITING)
+
+    def _is_for_now(self, frame: Frame) -> bool:
+        small = sum(each.nbytes for each in frame.tensors) <= _SMALL_BYTES
+        return small and self._send_now is not None
+
+    def _give(self, frame: Frame) -> Begun | None:
+        """Give a frame to the transport. Returns what is left once that would have to wait."""
+        assert self._send_now is not None
+        pieces = self._cutter.pieces(frame)
+        for piece in pieces:
+            self.bytes_out += len(piece) - 1
+            if not self._send_now(piece):
+                return frame, chain((b"",), pieces)
+            self._cutter.adapt(len(piece), 0.0)
+        self._note_sent(frame)
+        return None
 
     def _messages(self) -> Iterator[bytes]:
         part: Iterator[bytes] = iter(())
@@ -264,47 +280,33 @@ class FrameStream:
             if (piece := next(part, None)) is not None:
                 yield piece
                 self.last_moved_s = time.monotonic()
-            found = self._next(under_way=piece is not None)
+            found = self._outbox.next(piece is not None, self._until)
             if found is None:
                 if piece is None:
                     return
             elif isinstance(found, Frame):
-                for own in self._cutter.pieces(found):
-                    yield own
-                    if found.kind != FrameKind.ALIVE:
-                        self.last_moved_s = time.monotonic()
-                if found.kind in _COUNTED:
-                    self.on_sent(found)
+                yield from self._whole(found, self._cutter.pieces(found))
+            elif isinstance(found, tuple):
+                yield from self._whole(*found)
             else:
                 part = self._cutter.pieces(self._made(found))
+
+    def _whole(self, frame: Frame, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            yield piece
+            if frame.kind != FrameKind.ALIVE:
+                self.last_moved_s = time.monotonic()
+        self._note_sent(frame)
+
+    def _note_sent(self, frame: Frame) -> None:
+        if frame.kind != FrameKind.ALIVE:
+            self.last_moved_s = time.monotonic()
+        if frame.kind in COUNTED:
+            self.on_sent(frame)
 
     def _made(self, make: Callable[[], Frame]) -> Frame:
         try:
             return make()
         finally:
-            with self._changed:
-                self._unmade -= 1
+            self._outbox.count_made()
             self.arrived.set()
-
-    def _next(self, under_way: bool) -> Frame | Callable[[], Frame] | None:
-        """Return the next frame to send, or the function that makes the next part.
-
-        Returns None if the stream is closed, if a part is ``under_way`` and no frame may overtake
-        it, or if nothing is queued and ``until`` of ``outgoing`` returns true.
-        """
-        with self._changed:
-            while True:
-                if self._urgent:
-                    return self._urgent.popleft()
-                if self._closed:
-                    return None
-                if self._tensors and self._credit:
-                    self._credit -= 1
-                    return self._tensors.popleft()
-                if under_way:
-                    return None
-                if self._parts:
-                    return self._parts.popleft()
-                if self._until is not None and self._until():
-                    return None
-                self._to_send.wait()

@@ -25,7 +25,8 @@ from collapipe.wire.data_connection import (
     connected,
 )
 from collapipe.wire.device_address import DeviceAddress
-from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.frames import Frame, FrameKind, decode
+from collapipe.wire.pieces import PIECE_BYTES, Cutter, Joiner
 from collapipe.wire.streams import FrameStream
 
 OWN, OTHER = bytes(32), bytes([1]) * 32
@@ -76,11 +77,49 @@ def test_messages_arrive_in_order_and_unreadable_on_the_way() -> None:
     assert other.receive() is None
 
 
+def test_a_message_is_sent_now_as_far_as_the_peer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next ``send``, or a sign of life, sends the rest first."""
+    monkeypatch.setattr(data_connection, "_PULSE_S", 0.01)
+    one, other = pair()
+    one.greet()
+    sent = [bytes([number]) * PIECE_BYTES for number in range(100)]
+    count = next(number for number, each in enumerate(sent) if not one.send_now(each))
+    time.sleep(0.1)
+    rest = [b"the next", b"and the last"]
+    thread = threading.Thread(target=lambda: [one.send(each) for each in rest], daemon=True)
+    thread.start()
+    received = list[bytes]()
+    while rest[-1] not in received:
+        received += [bytes(message)] if (message := other.receive()) else []
+    assert received == [*sent[: count + 1], *rest]
+    one.close()
+    assert not one.send_now(b"more")
+    with pytest.raises(OSError, match="descriptor"):
+        one.send(b"")
+
+
+def test_a_received_tensor_is_the_received_bytes() -> None:
+    """It is not copied, because it is aligned."""
+    one, other = pair()
+    frame = Frame(FrameKind.ACTIVATION, 0, 0, 0, (torch.randn(3, 5, 7), torch.ones(3, 5) > 0))
+    (piece,) = Cutter().pieces(frame)
+    one.send(piece)
+    message = other.receive()
+    assert message is not None
+    data = Joiner().joined(message, 2**20)
+    assert data is not None
+    received = decode(data).tensors[0]
+    assert torch.equal(received, frame.tensors[0])
+    message[1:] = bytes(len(message) - 1)
+    assert not received.any()
+
+
 @pytest.mark.parametrize(
     "sent",
     [
         bytes([*sealed(b"abc")[:-1], sealed(b"abc")[-1] ^ 1]),  # changed
         sealed(b"abc", OTHER),  # of the other direction
+        bytes(4),  # shorter than any message
         (2**31).to_bytes(4),  # longer than any message
         (3).to_bytes(4) + b"abc",  # shorter than any message
     ],
@@ -182,7 +221,7 @@ def test_a_greeting_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatc
                 time.sleep(0.2)
 
     began_s = time.monotonic()
-    with answering(drip) as offer, pytest.raises(ConnectionError, match="no sign of life"):
+    with answering(drip) as offer, pytest.raises(ConnectionError, match="too slow"):
         connected("127.0.0.1", offer)
     assert time.monotonic() - began_s < 0.2 * 19
 
@@ -256,9 +295,9 @@ def called(port: DataPort) -> Iterator[tuple[FrameStream, FrameStream, Channels,
 
 def test_frames_go_over_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     carried = list[int]()
-    send = DataConnection.send
+    seal = DataConnection._seal
     monkeypatch.setattr(
-        DataConnection, "send", lambda own, data: (carried.append(len(data)), send(own, data))
+        DataConnection, "_seal", lambda own, data: (carried.append(len(data)), seal(own, data))
     )
     with listening() as port, called(port) as (stream, served, *_):
         sent_back(stream)
@@ -331,6 +370,20 @@ def test_a_silent_connection_has_failed(pulse_s: float, monkeypatch: pytest.Monk
             for end in stream, served:
                 with pytest.raises(LinkError):
                     end.receive(SECONDS)
+
+
+@pytest.mark.parametrize("closing", [0, 1])
+def test_a_connection_may_be_silent_for_longer_than_its_greeting(
+    closing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_connection, "_PULSE_S", SECONDS)
+    monkeypatch.setattr(data_connection, "_CONNECT_S", 0.5)
+    with listening() as port, port.offered() as (offer, made):
+        ends = connected("127.0.0.1", offer), made.result(SECONDS)
+        time.sleep(1)
+        threading.Timer(1, ends[closing].send, [b"late"]).start()
+        received = ends[1 - closing].receive()
+        assert (received or ends[1 - closing].receive()) == b"late"
 
 
 def test_the_cause_of_an_end_is_that_of_grpc() -> None:

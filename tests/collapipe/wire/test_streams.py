@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,8 +12,9 @@ from frame_bytes import encode
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire.frames import Frame, FrameKind, decode
-from collapipe.wire.pieces import PIECE_BYTES
-from collapipe.wire.streams import CREDITED, WINDOW, FrameStream
+from collapipe.wire.outbox import CREDITED, WINDOW
+from collapipe.wire.pieces import PIECE_BYTES, Joiner
+from collapipe.wire.streams import FrameStream
 
 SMALL = Frame(FrameKind.READY, 1, 2, 3)
 LARGE = Frame(FrameKind.LOAD, 1, 2, 3, (torch.zeros(1000, dtype=torch.uint8),))
@@ -231,13 +232,13 @@ def test_receive_raises_empty_after_its_timeout() -> None:
 
 def test_an_arriving_frame_does_not_wake_the_sending_thread() -> None:
     stream, waits = FrameStream("the peer", 2**20), threading.Semaphore(0)
-    wait, sent = stream._to_send.wait, list[bytes]()
+    wait, sent = stream._outbox._changed.wait, list[bytes]()
 
     def counted(timeout: float | None = None) -> bool:
         waits.release()
         return wait(timeout)
 
-    stream._to_send.wait = counted  # type: ignore[method-assign]
+    stream._outbox._changed.wait = counted  # type: ignore[method-assign]
     sender = threading.Thread(target=lambda: sent.extend(stream.outgoing()), daemon=True)
     sender.start()
     assert waits.acquire(timeout=60)
@@ -268,3 +269,185 @@ def test_pieces_move_a_stream_but_signs_of_life_do_not() -> None:
 
     assert passed(FrameKind.ALIVE, 8) == (False, False)
     assert passed(FrameKind.PART, 2**20) == (True, True)  # only a piece of the part
+
+
+class Transport:
+    """Runs ``outgoing`` in a thread. Messages of other threads are taken while ``takes`` has more
+    of true, and ``held`` else."""
+
+    def __init__(self, takes: Sequence[bool]) -> None:
+        self.stream, self.takes = FrameStream("peer", 2**30), [*takes]
+        self.now, self.later, self.taken = list[bytes](), list[bytes](), list[Frame]()
+        self.stream.on_sent = self.taken.append
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        while not self.stream._outbox._is_idle:
+            time.sleep(0.001)
+
+    def _run(self) -> None:
+        self.later.extend(self.stream.outgoing(send_now=self._send_now))
+
+    def _send_now(self, message: bytes) -> bool:
+        assert threading.current_thread() is not self._thread
+        self.now.append(message)
+        return self.takes.pop(0) if self.takes else True
+
+    def end(self) -> None:
+        """Wait until nothing is queued, and end the stream."""
+        until_s = time.monotonic() + 20
+        while (
+            not self.stream._outbox._is_idle
+            or any(self.stream.backlog())
+            or self.stream._outbox._parts
+        ):
+            assert time.monotonic() < until_s
+            time.sleep(0.001)
+        self.stream.close()
+        self._thread.join(60)
+
+
+def frames_of(messages: Iterable[bytes]) -> list[Frame]:
+    """The frames that these pieces make."""
+    joiner = Joiner()
+    joined = (joiner.joined(message, 2**30) for message in messages)
+    return [decode(data) for data in joined if data is not None]
+
+
+def test_a_small_frame_is_sent_without_a_change_of_threads() -> None:
+    transport = Transport([])
+    for _ in range(WINDOW):
+        transport.stream.send(ACTIVATION)
+    transport.stream.send(SMALL)
+    assert [each.kind for each in frames_of(transport.now)] == [*[ACTIVATION.kind] * 4, SMALL.kind]
+    assert transport.taken == [ACTIVATION] * WINDOW
+    assert transport.stream.bytes_out == sum(map(len, transport.now)) - WINDOW - 1
+    transport.end()
+    assert not transport.later
+
+
+def test_a_frame_that_waits_for_credit_is_not_overtaken_by_the_next() -> None:
+    transport = Transport([])
+    sent = [replace(ACTIVATION, micro_batch=number) for number in range(WINDOW + 2)]
+    for each in sent:
+        transport.stream.send(each)
+    assert len(transport.now) == WINDOW
+    transport.stream.feed(pieces(replace(SMALL, kind=FrameKind.CREDIT)))
+    transport.end()
+    arrived = frames_of([*transport.now, *transport.later])
+    assert [each.micro_batch for each in arrived] == list(range(WINDOW + 2))
+
+
+@pytest.mark.parametrize("takes", [[False], [True, False], [True, True, False]])
+def test_what_the_transport_cannot_take_now_is_finished_by_its_thread(takes: list[bool]) -> None:
+    """The frame has several pieces. The empty message asks the transport for the rest."""
+    transport, frame = Transport(takes), replace(ACTIVATION, tensors=(torch.randn(50_000),))
+    transport.stream.send(frame)
+    transport.stream.send(SMALL)
+    transport.end()
+    assert len(transport.now) == len(takes) and transport.later[0] == b""
+    first, second = frames_of([*transport.now, *transport.later[1:]])
+    assert torch.equal(first.tensors[0], frame.tensors[0]) and second.kind == SMALL.kind
+    assert transport.taken == [frame]
+
+
+def test_a_large_frame_is_sent_by_the_thread() -> None:
+    """Its own could compute meanwhile."""
+    transport = Transport([])
+    transport.stream.send(replace(LARGE, tensors=(torch.zeros(2**20, dtype=torch.uint8),)))
+    transport.end()
+    assert not transport.now and len(frames_of(transport.later)) == 1
+
+
+@pytest.mark.parametrize("kind", [FrameKind.ACTIVATION, FrameKind.LOAD])
+def test_a_small_frame_does_not_overtake_a_queued_one(
+    kind: FrameKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread has not woken yet."""
+    transport = Transport([])
+    monkeypatch.setattr(transport.stream._outbox._changed, "notify", lambda: None)
+    for size in 2**20, 8:
+        transport.stream.send(replace(LARGE, kind=kind, tensors=(torch.zeros(size) > 0,)))
+    monkeypatch.undo()
+    with transport.stream._changed:
+        transport.stream._outbox._changed.notify()
+    transport.end()
+    assert not transport.now
+    sizes = [each.tensors[0].numel() for each in frames_of(transport.later) if each.tensors]
+    assert sizes == [2**20, 8]
+
+
+def test_a_frame_is_not_sent_between_the_pieces_of_another() -> None:
+    now = list[bytes]()
+    stream = FrameStream("peer", 2**30)
+
+    def send_now(message: bytes) -> bool:
+        now.append(message)
+        stream.send(replace(SMALL, micro_batch=7))  # as another thread might
+        return True
+
+    messages = stream.outgoing(send_now=send_now)
+    stream.send(replace(LARGE, tensors=(torch.zeros(2**20, dtype=torch.uint8),)))
+    next(messages)
+    stream.send(SMALL)
+    assert not now and stream.backlog() == (1, 0)
+    stream._outbox._is_idle = True  # as if the messages so far were sent
+    stream._outbox._urgent.clear()
+    stream.send(SMALL)
+    assert len(now) == 1 and stream.backlog() == (1, 0)
+
+
+@pytest.mark.parametrize("queued", [SMALL, ACTIVATION, LARGE, replace(LARGE, kind=FrameKind.PART)])
+def test_what_is_queued_during_a_send_is_sent_after_it(queued: Frame) -> None:
+    transport = Transport([])
+
+    def send_now(message: bytes) -> bool:
+        transport.now.append(message)
+        transport.stream.send(queued)
+        time.sleep(0.1)  # the thread wakes, and has to wait
+        assert not transport.later
+        return True
+
+    transport.stream._send_now = send_now
+    transport.stream.send(SMALL)
+    transport.end()
+    assert [each.kind for each in frames_of(transport.later)] == [queued.kind]
+
+
+def test_a_stream_that_closes_during_a_send_ends_after_it() -> None:
+    transport = Transport([])
+
+    def send_now(message: bytes) -> bool:
+        transport.stream.close()
+        time.sleep(0.1)
+        return bool(message)
+
+    transport.stream._send_now = send_now
+    transport.stream.send(SMALL)
+    transport._thread.join(60)
+    assert not transport._thread.is_alive()
+
+
+def test_the_thread_finishes_a_frame_without_another_message() -> None:
+    transport = Transport([False])
+    transport.stream.send(ACTIVATION)
+    until_s = time.monotonic() + 20
+    while not transport.taken:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    transport.end()
+    assert transport.later == [b""] and transport.taken == [ACTIVATION]
+
+
+def test_frames_of_many_threads_are_sent_whole() -> None:
+    transport = Transport([bool(number % 3) for number in range(300)])
+    frames = [replace(LARGE, micro_batch=number) for number in range(50)]
+    threads = [
+        threading.Thread(target=lambda: [*map(transport.stream.send, frames)]) for _ in range(4)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    transport.end()
+    assert sum(map(len, (transport.now, transport.later))) >= 200
+    assert transport.stream.bytes_out == 200 * (len(encode(LARGE)))

@@ -42,8 +42,9 @@ from collapipe.wire.link import (
     self_signed,
 )
 from collapipe.wire.messages import LinkAddress
+from collapipe.wire.outbox import WINDOW
 from collapipe.wire.pieces import PIECE_BYTES
-from collapipe.wire.streams import WINDOW, FrameStream
+from collapipe.wire.streams import FrameStream
 from server_app.decoding import link as link_server
 from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer
