@@ -32,7 +32,7 @@ MOST = 2**30
 def main() -> None:
     host, credentials = sys.argv[1:]
     server = grpc.server(futures.ThreadPoolExecutor(2), options=DAEMON_OPTIONS)
-    handler = grpc.stream_stream_rpc_method_handler(partial(_stream, DataPort(host)))
+    handler = grpc.stream_stream_rpc_method_handler(partial(_stream, DataPort(host, 0)))
     service, _, method = HOP.removeprefix("/").partition("/")
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {method: handler}),)

@@ -37,6 +37,7 @@ from collapipe.wire.streams import ACCEPTED, FrameStream
 _CONNECT_S = 2.0  # to connect, to present a ticket, and to greet
 _ON_GRPC_S = 60.0  # before a data connection is tried again
 _PULSE_S, _SILENT_S = 2.0, 30.0  # between empty messages; without any, after which it has failed
+_HIGHER = 10_000  # number of a data port above that of its gRPC port
 _TICKET_BYTES, _KEY_BYTES, _TAG_BYTES, _NONCE_BYTES = 16, 32, 16, 12
 _LENGTH_BYTES = 4  # of a message's length, before it
 _MOST_BYTES = PIECE_BYTES + 1 + _TAG_BYTES  # of an encrypted message
@@ -289,12 +290,13 @@ class Lane:
 
 
 class DataPort:
-    """Listens on a free port of ``host`` for the connections that it offers, until ``close``.
-    Raises ``ConfigError`` if it cannot listen."""
+    """Listens for the connections that it offers, until ``close``: on the ``host``'s port that is
+    ``_HIGHER`` than its ``first`` one, which a firewall can allow, or on a free one if another
+    program has that. Raises ``ConfigError`` if it cannot listen."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, first: int) -> None:
         try:
-            self._listening = _listening(host)
+            self._listening = _listening(host, first + _HIGHER)
         except OSError as error:
             raise ConfigError(
                 f"{host}: cannot listen on a second port: {cause_of(error)}"
@@ -401,14 +403,21 @@ def connected(host: str, offer: Offer) -> DataConnection:
     return made
 
 
-def _listening(host: str) -> socket.socket:
-    """Listen on a free port of ``host``; all addresses include those of IPv6, as gRPC does."""
+def _listening(host: str, port: int) -> socket.socket:
+    """Listen on a ``port`` of ``host``, or on a free one."""
+    with suppress(OSError, OverflowError):  # taken, not allowed, or beyond the last one
+        return _listening_on(host, port)
+    return _listening_on(host, 0)
+
+
+def _listening_on(host: str, port: int) -> socket.socket:
+    """Listen on a port; all addresses include those of IPv6, as gRPC does."""
     found = {each[0] for each in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
     with suppress(ValueError):  # a name
         if ip_address(host).is_unspecified and socket.has_dualstack_ipv6():
-            return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
     family = socket.AF_INET if socket.AF_INET in found else socket.AF_INET6
-    return socket.create_server((host, 0), family=family)
+    return socket.create_server((host, port), family=family)
 
 
 def _has_room(connection: socket.socket) -> bool:

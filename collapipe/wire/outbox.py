@@ -134,4 +134,3 @@ class Outbox:
                     return None
                 self._is_idle = True
                 self._changed.wait()
-                self._is_idle = False

@@ -95,7 +95,7 @@ class Daemon:
 
     def __enter__(self) -> "Daemon":
         return_large_blocks()
-        self._data = DataPort(host_and_port(self._settings.listen)[0])
+        self._data = DataPort(*host_and_port(self.address))
         self._server.start()
         return self
 

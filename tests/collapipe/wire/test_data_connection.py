@@ -31,6 +31,7 @@ from collapipe.wire.streams import FrameStream
 
 OWN, OTHER = bytes(32), bytes([1]) * 32
 SECONDS = 60.0
+FREE = 2**16  # a port above it does not exist
 
 
 def sockets() -> tuple[socket.socket, socket.socket]:
@@ -152,7 +153,7 @@ def test_an_offer_travels_as_bytes_and_is_not_shown() -> None:
 
 @contextmanager
 def listening() -> Iterator[DataPort]:
-    port = DataPort("127.0.0.1")
+    port = DataPort("127.0.0.1", FREE)
     try:
         yield port
     finally:
@@ -226,10 +227,27 @@ def test_a_greeting_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert time.monotonic() - began_s < 0.2 * 19
 
 
+def test_the_port_is_known_to_a_firewall_unless_another_program_has_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        wanted = first.getsockname()[1]
+    ports = list[DataPort]()
+    try:
+        for _ in range(2):
+            ports.append(DataPort("127.0.0.1", wanted - 10_000))
+        assert ports[0]._port == wanted != ports[1]._port
+        for each in ports:
+            with each.offered() as (offer, made):
+                connected("127.0.0.1", offer).close()
+                made.result(SECONDS)
+    finally:
+        for each in ports:
+            each.close()
+
+
 def test_all_addresses_include_those_of_ipv6() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    port = DataPort("0.0.0.0")
+    port = DataPort("0.0.0.0", FREE)
     try:
         for host in "127.0.0.1", "::1":
             with port.offered() as (offer, _):

@@ -281,8 +281,7 @@ class Transport:
         self.stream.on_sent = self.taken.append
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        while not self.stream._outbox._is_idle:
-            time.sleep(0.001)
+        self.rest()
 
     def _run(self) -> None:
         self.later.extend(self.stream.outgoing(send_now=self._send_now))
@@ -291,6 +290,13 @@ class Transport:
         assert threading.current_thread() is not self._thread
         self.now.append(message)
         return self.takes.pop(0) if self.takes else True
+
+    def rest(self) -> None:
+        """Wait until the thread waits."""
+        until_s = time.monotonic() + 20
+        while not self.stream._outbox._is_idle:
+            assert time.monotonic() < until_s
+            time.sleep(0.001)
 
     def end(self) -> None:
         """Wait until nothing is queued, and end the stream."""
@@ -331,6 +337,7 @@ def test_a_frame_that_waits_for_credit_is_not_overtaken_by_the_next() -> None:
     for each in sent:
         transport.stream.send(each)
     assert len(transport.now) == WINDOW
+    transport.rest()
     transport.stream.feed(pieces(replace(SMALL, kind=FrameKind.CREDIT)))
     transport.end()
     arrived = frames_of([*transport.now, *transport.later])
