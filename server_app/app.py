@@ -25,8 +25,9 @@ def main(grid: Grid, context: Context) -> None:
         settings = config.load_text(options.text)
         _train(grid, settings, str(context.run_config.get("resume", "")) or None)
     except CollaPipeError as error:
-        write_failure(Path(options.run_dir), error)
-        print(f"error: {printable(str(error))}", flush=True)
+        passed_on = write_failure(Path(options.run_dir), error)
+        # The command that waits for the run prints a failure and omits lines of errors.
+        print("error:" if passed_on else "the run failed:", printable(str(error)), flush=True)
         logging.getLogger("flwr").setLevel(logging.CRITICAL)  # Flower would print a traceback
         raise
 

@@ -4,17 +4,22 @@ import json
 from pathlib import Path
 
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
+from collapipe.process import files
 from collapipe.runs.reading import how_to_go_on
 
 _FILE = "failure.json"  # in the run's folder
 _BEGUN, _ENDED = "config.yaml", "summary.json"  # written when a run begins, and when it ends
 
 
-def write_failure(run_dir: Path, error: CollaPipeError) -> None:
-    """Write the error and its exit status to the run's folder, if the folder exists."""
-    if run_dir.is_dir():
-        record = {"error": printable(str(error)), "exit_status": error.exit_status}
-        (run_dir / _FILE).write_text(json.dumps(record), encoding="utf-8")
+def write_failure(run_dir: Path, error: CollaPipeError) -> bool:
+    """Write the error and its exit status to the run's folder. Return whether it exists and has
+    room."""
+    record = {"error": printable(str(error)), "exit_status": error.exit_status}
+    try:
+        files.replace(run_dir / _FILE, json.dumps(record).encode())
+    except ConfigError:
+        return False
+    return True
 
 
 def take_failure(run_dir: Path, how: str) -> CollaPipeError:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 
 from collapipe.errors import CollaPipeError, ConfigError, DataError, RoundFailedError
 from collapipe.runs.failure import take_failure, write_failure
@@ -34,5 +35,12 @@ def test_the_error_of_a_killed_run_explains_how_to_resume(tmp_path: Path) -> Non
 
 
 def test_a_failure_creates_no_folder(tmp_path: Path) -> None:
-    write_failure(tmp_path / "absent", ConfigError("bad"))
+    assert not write_failure(tmp_path / "absent", ConfigError("bad"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_on_a_full_disk_leaves_the_error_to_the_runs_output(tmp_path: Path) -> None:
+    with full_disk():
+        assert not write_failure(tmp_path, RoundFailedError("x" * 200))
+    assert list(tmp_path.iterdir()) == []
+    assert "last lines above" in str(take_failure(tmp_path, "resume"))
