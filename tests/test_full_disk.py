@@ -9,9 +9,11 @@ import pytest
 from federated import play
 from full_disk import full_disk
 from pytest import MonkeyPatch
+from round_report import round_report
 from scripted_units import UNTRAINED, scripted_units
 from torch.utils.tensorboard import SummaryWriter
 
+from collapipe.deployment.server_folder import ServerFolder
 from collapipe.errors import StorageError
 from collapipe.runs.folder import RunFolder
 from server_app import training
@@ -45,6 +47,25 @@ def test_a_full_disk_ends_the_run_and_the_error_names_the_file(
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert file in summary["error"]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda server: server.note_run("5", Path("/" + 200 * "x")),
+        lambda server: server.expect_replies("5", 1, 10**200),
+        lambda server: run_log.write_metrics(server.metrics, round_report(1)),
+    ],
+    ids=["folder", "replies", "metrics"],
+)
+def test_a_full_disk_of_the_server_ends_the_run_as_one_of_the_runs_folder_does(
+    tmp_path: Path, write: Callable[[ServerFolder], None]
+) -> None:
+    server = ServerFolder(tmp_path)
+    (server.flower_home / "runs").mkdir(parents=True)
+    with full_disk(), pytest.raises(StorageError, match=r"flower/.*cannot be written.*make room"):
+        write(server)
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
 def test_the_first_error_is_reported_if_the_summary_has_no_room(

@@ -18,7 +18,7 @@ from collapipe.credentials import authority
 from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.member import check_name
 from collapipe.deployment import LINK_PORT, PORT
-from collapipe.errors import ConfigError, cause_of, is_printable
+from collapipe.errors import ConfigError, StorageError, cause_of, is_printable
 from collapipe.inventory.values import Section, Text
 from collapipe.inventory.yaml_file import load
 from collapipe.process import files
@@ -98,7 +98,7 @@ class ServerFolder:
     def note_run(self, number: str, run_dir: Path) -> None:
         """Store the path of the folder of the run with Flower's ``number``."""
         files.make_folder(self._notes)
-        files.replace(self._note(number), bytes(run_dir.resolve()))
+        write_in_run(self._note(number), bytes(run_dir.resolve()))
 
     def run_dir(self, number: str) -> Path | None:
         """Return the path that ``note_run`` stored; None if it stored none."""
@@ -110,7 +110,7 @@ class ServerFolder:
 
         ``question`` is the number of the run's last request.
         """
-        files.replace(self._note(number).with_suffix(EXPECTED), b"%d %d" % (question, most_bytes))
+        write_in_run(self._note(number).with_suffix(EXPECTED), b"%d %d" % (question, most_bytes))
 
     def expected_replies(self) -> dict[str, tuple[int, int]]:
         """Return, by run, the number of the last request and the largest reply so far in bytes."""
@@ -165,6 +165,15 @@ def with_folder(overrides: Sequence[str]) -> list[str]:
     folder = Path(named[-1]).resolve()
     own = ServerFolder(folder).settings().options()
     return [*own, *overrides, setting("runtime.federation", folder)]
+
+
+def write_in_run(file: Path, content: bytes) -> None:
+    """Replace a file of the server's folder during a run. Raises ``StorageError`` if that fails."""
+    try:
+        with files.replacing(file, files.PUBLIC) as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be written ({cause_of(error)}); make room") from error
 
 
 def create(root: Path, units: list[str], host: str, port: int, link_port: int) -> ServerFolder:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import TypeAdapter
 from torch.utils.tensorboard import SummaryWriter
 
 from collapipe.config import Settings
-from collapipe.deployment.server_folder import own_folder
+from collapipe.deployment.server_folder import own_folder, write_in_run
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.process.extras import missing
 from collapipe.report import RoundReport, RoundTraces
@@ -266,4 +266,4 @@ def write_metrics(file: Path, line: RoundReport) -> None:
     set_gauges("queue", "Virtual queue Y of each unit.", "unit", queues)
     devices = {str(unit): float(len(reports)) for unit, reports in line.devices.items()}
     set_gauges("devices", "Real devices that worked for each unit.", "unit", devices)
-    write_to_textfile(str(file), registry)
+    write_in_run(file, generate_latest(registry))
