@@ -79,7 +79,8 @@ class _TokenCheck(grpc.GenericRpcHandler):  # type: ignore[misc]
         if call.method == METHOD and self.find(call.invocation_metadata):
             return self.handler
         unit, _ = read_credentials(dict(call.invocation_metadata))
-        caller = f"a stream of unit {unit}" if unit else "a stream of no unit"
+        # All units have the same key: a caller may name another unit.
+        caller = f"a stream that names unit {unit}" if unit else "a stream that names no unit"
         self.refusals.note(caller, "no open round has its token")
         return None
 

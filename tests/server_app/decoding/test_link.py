@@ -171,7 +171,7 @@ def test_credentials_of_another_run_open_no_stream(
         for _ in range(2):
             with pytest.raises(LinkError):
                 train_round(stranger, 0)
-    refusals = [line for line in caplog.messages if "stream of unit 0 is refused" in line]
+    refusals = [line for line in caplog.messages if "stream that names unit 0 is refused" in line]
     assert len(refusals) == (len(parts) == 1)
     assert theirs.token not in caplog.text
     train_round(address, 0)
