@@ -149,7 +149,7 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
         yield Finding("server", error=f"{address}: {why}", way_out="correct server in the file")
         return
     except (OSError, HTTPException, ValueError) as error:
-        serve = "start collapipe deploy serve there, open its port"
+        serve = "start collapipe deploy serve there, open its port, or correct server in the file"
         why = f"{address}: does not answer ({error})"
         yield Finding("server", error=why, way_out=serve, bars=False)
         return

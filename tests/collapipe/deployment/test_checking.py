@@ -52,3 +52,12 @@ def test_a_check_reports_each_fault_and_whether_it_blocks_the_unit(
         wrong = [each for each in checking.findings(own / "unit.yaml") if each.error]
     assert [(each.what, each.bars, each.refused) for each in wrong] == expected
     assert all(each.way_out for each in wrong)
+
+
+def test_the_way_out_of_a_wrong_server_includes_the_file(tmp_path: Path) -> None:
+    folder = create(tmp_path / "a", ["berlin"], "127.0.0.1", free_port(), free_port())
+    own = folder.root / "units" / "berlin"
+    AuthorityFolder(folder.authority).add("berlin", Role.UNIT, 300, own / "credentials")
+    found = {each.what: each for each in checking.findings(own / "unit.yaml")}
+    assert "does not answer" in str(found["server"].error)
+    assert "correct server in the file" in found["server"].way_out
