@@ -76,16 +76,18 @@ class ServerFolder:
     def identity(self) -> tuple[bytes, bytes]:
         """Return the server's key and its certificate, both PEM.
 
-        Raises ``ConfigError`` if one cannot be read, or if they do not belong together.
+        Raises ``ConfigError`` if one cannot be read, if others can read the key, or if they do not
+        belong together.
         """
+        key = files.read(self.key, "restore it", private=True)
+        certificate = files.read(self.certificate, "restore it")
         try:
             SSLContext(PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
-        except OSError as error:  # also OpenSSL's
+        except OSError as error:  # OpenSSL's
             raise ConfigError(
-                f"{self.key}: cannot be read, or is not of {self.certificate.name} "
-                f"({cause_of(error)}); restore both"
+                f"{self.key}: is not of {self.certificate.name} ({cause_of(error)}); restore both"
             ) from error
-        return self.key.read_bytes(), self.certificate.read_bytes()
+        return key, certificate
 
     def update_connection(self) -> None:
         """Write Flower's connection for submitting runs anew: the folder may have moved, or the

@@ -1,6 +1,7 @@
 """``deploy init``, ``deploy check``, the start of ``unit``, and the submission of a run."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -124,6 +125,27 @@ def test_a_damaged_key_or_certificate_of_the_server_is_a_one_line_error(
     status, out, err = command("deploy", verb, folder.root)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "server.key" in err and "server.crt" in err and "restore" in err
+
+
+@pytest.mark.parametrize("verb", ["serve", "check"])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("key that others can read", r"server\.key: has mode 644, .*chmod 600"),
+        ("missing certificate", r"server\.crt: cannot be read \(No such file .*restore it"),
+    ],
+)
+def test_an_exposed_key_or_a_missing_certificate_of_the_server_is_refused(
+    fault: str, words: str, verb: str, command: Command, tmp_path: Path
+) -> None:
+    folder = create(tmp_path / "f", ["a"], "127.0.0.1", 9000, 9001)
+    if fault.startswith("key"):
+        folder.key.chmod(0o644)
+    else:
+        folder.certificate.unlink()
+    status, out, err = command("deploy", verb, folder.root)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert re.search(words, err)
 
 
 def test_a_run_is_submitted_without_importing_heavy_libraries(tmp_path: Path) -> None:
