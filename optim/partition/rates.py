@@ -11,7 +11,7 @@ from optim.problem import ClusterProblem, Floats, Ints
 SAME = 1e-13
 # A partition must beat the incumbent by more than this relative difference.
 PROGRESS = 1e-11
-# A block that takes no time counts as this long, because thresholds are divided by it.
+# What takes no time counts as this long, because thresholds and rows are divided by it.
 TINY_S = 1e-200
 MOST_TINY_S = 1e-190  # of all blocks
 

@@ -11,12 +11,11 @@ from functools import lru_cache
 import numpy as np
 
 from optim.latency import block_caps, micro_batch_sizes
-from optim.partition.rates import batch_seconds
+from optim.partition.rates import TINY_S, batch_seconds
 from optim.problem import Bools, ClusterProblem, Floats, Ints
 from optim.sharing.law import largest_rows, row_caps
 from optim.sharing.modes import relaxed
 
-_TINY = 1e-200  # seconds: devices without any compute time are very fast
 _HALVINGS = 10  # of the interval that contains the smallest pace
 
 
@@ -50,7 +49,7 @@ def stage_bounds(problem: ClusterProblem, shares: bool = True) -> Bounds:
         once = np.where(most >= num_blocks, rows * num_blocks / of_all, np.inf)
         several = rows * least_roots(np.array(num_blocks), np.minimum(most, num_blocks - 1)) / rates
     longest = choices.longest()
-    least = rows * num_blocks / np.maximum(paces.max(axis=2).sum(axis=1), _TINY)
+    least = rows * num_blocks / np.maximum(paces.max(axis=2).sum(axis=1), TINY_S)
     pace = choices.least_pace(num_blocks, np.minimum(least, longest), longest)
     if problem.latency == "bound":
         once, several = pace, 2 * pace
@@ -112,7 +111,7 @@ class _Choices:
         caps = caps.swapaxes(0, 1)
         laws = [(d.time.u, d.time.v, d.time.w, d.time.ell) for d in problem.devices]
         u, v, w, ell = each = np.array(laws, dtype=float).T[:, :, None]
-        np.maximum(u, _TINY, out=u)  # times are divided by it
+        np.maximum(u, TINY_S, out=u)  # times are divided by it
         blocks = np.arange(1, problem.num_blocks + 1)
         sizes = micro_batch_sizes(problem)[:, None, None]
         compute, hop = blocks * (u * sizes + v), w * sizes + ell
@@ -133,13 +132,13 @@ class _Choices:
         u, v, w, ell = self.laws
         blocks = np.arange(1, self.caps.shape[2] + 1)
         compute, hop = blocks * (self.caps * u + v), self.caps * w + ell
-        compute = np.maximum(compute, _TINY)
+        compute = np.maximum(compute, TINY_S)
         pace = np.maximum(compute, hop) if self.overlap else compute + hop
         with np.errstate(divide="ignore", invalid="ignore"):
             time, longest = (
                 np.maximum(
                     np.where(self.caps > 0, blocks * self.caps / shared, 0.0),
-                    blocks * self.rows[:, None, None] / np.maximum(alone, _TINY),
+                    blocks * self.rows[:, None, None] / np.maximum(alone, TINY_S),
                 )
                 for shared, alone in ((compute + hop, self.alone), (pace, self.alone_pace))
             )

@@ -18,6 +18,7 @@ from collapipe.errors import UnfinishedSearchError
 from optim.latency import model_too_large
 from optim.partition.envelope import Envelope, Splits
 from optim.partition.exact import certified
+from optim.partition.rates import TINY_S
 from optim.problem import (
     Bools,
     ClusterProblem,
@@ -40,7 +41,6 @@ _PAIRS_PER_NODE = 1000
 _GLANCED = 4  # numbers of micro-batches m whose plans of one stage are searched first
 _FIRST, _GROWTH = 8, 8  # m that a search tries at once, and the factor by which they grow
 _MOST_STAGES = 2**20  # most stages, or pairs in a programme, of all m tried at once
-_TINY = 1e-200
 
 
 class Search:
@@ -239,7 +239,7 @@ class Search:
             of, paces = np.append(of, own[lower]), np.append(paces, of_devices[lower])
         sums, thresholds = once[rows], longest
         while True:
-            shrinks = paces / np.maximum(thresholds[of], _TINY) if law == "bound" else 1.0
+            shrinks = paces / np.maximum(thresholds[of], TINY_S) if law == "bound" else 1.0
             hopeful = self._improves(rows[of], sums[of] * shrinks, paces, most)
             left, of = np.unique(of[hopeful], return_inverse=True)
             if not len(left):
@@ -275,7 +275,7 @@ class Search:
         solved, paces = programme.solved(limits, limits if bound else 0.0), self._bounds.pace[rows]
         sums, (found,) = solved.sums, np.isfinite(solved.sums).nonzero()
         paces, least = paces[helpful[found]], sums[found]
-        least = least * paces / np.maximum(limits[found], _TINY) if bound else least
+        least = least * paces / np.maximum(limits[found], TINY_S) if bound else least
         better = self._improves(rows[helpful[found]], least, paces, most)
         for number in found[better].tolist():
             yield int(helpful[number]), float(sums[number]), solved.groups(number)
