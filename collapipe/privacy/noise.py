@@ -12,7 +12,7 @@ A sum of k such numbers has almost the same distribution: see ``LEAST_DEVIATION`
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ theorem 1). d·τ is added to 1/z²: with this σ it is below d·k·1e-66, which
 _CHUNK = 2**20
 _Floats = NDArray[np.float64]
 _Whole = NDArray[np.int64]
+_Bools = NDArray[np.bool_]
 
 
 class GaussianNoise:
@@ -70,29 +71,26 @@ class DiscreteGaussian:
         return np.concatenate([np.zeros(0, np.int64), *map(self._drawn, chunks)])
 
     def _drawn(self, count: int) -> _Whole:
-        found = np.zeros(count, np.int64)
-        open_ = np.arange(count)
-        while open_.size:
-            laplace = self._laplace(open_.size)
-            away = np.abs(laplace) - self._variance / self._scale
-            kept = self._with_probability(away**2 / (2 * self._variance))
-            found[open_[kept]] = laplace[kept]
-            open_ = open_[~kept]
-        return found
+        return _accepted(count, self._proposed)
 
-    def _laplace(self, count: int) -> _Whole:
-        """Draw from P(x) ∝ exp(−|x|/t) with the scale t."""
-        found = np.zeros(count, np.int64)
-        open_ = np.arange(count)
-        while open_.size:
-            within = self._below_scale(open_.size)
-            kept = self._with_probability(within / self._scale)
-            sizes = within + self._scale * self._geometric(open_.size)
-            negative = self._uniform(open_.size) < 0.5
-            kept &= ~(negative & (sizes == 0))  # else 0 would be twice as likely
-            found[open_[kept]] = np.where(negative, -sizes, sizes)[kept]
-            open_ = open_[~kept]
-        return found
+    def _proposed(self, count: int) -> tuple[_Whole, _Bools]:
+        laplace = _accepted(count, self._laplace)
+        away = np.abs(laplace) - self._variance / self._scale
+        return laplace, self._with_probability(away**2 / (2 * self._variance))
+
+    def _laplace(self, count: int) -> tuple[_Whole, _Bools]:
+        """Propose numbers from P(x) ∝ exp(−|x|/t) with the scale t."""
+        within = _accepted(count, self._below_multiple) % self._scale
+        kept = self._with_probability(within / self._scale)
+        sizes = within + self._scale * self._geometric(count)
+        negative = self._uniform(count) < 0.5
+        kept &= ~(negative & (sizes == 0))  # else 0 would be twice as likely
+        return np.where(negative, -sizes, sizes), kept
+
+    def _below_multiple(self, count: int) -> tuple[_Whole, _Bools]:
+        """Propose uniform numbers below the largest multiple of t."""
+        found = self._bits(count) >> np.uint64(1)
+        return found.astype(np.int64), found < 2**63 - 2**63 % self._scale
 
     def _geometric(self, count: int) -> _Whole:
         """Draw from P(x) ∝ exp(−x), x ≥ 0."""
@@ -102,7 +100,7 @@ class DiscreteGaussian:
             found[open_] += 1
         return found
 
-    def _with_probability(self, exponents: _Floats) -> NDArray[np.bool_]:
+    def _with_probability(self, exponents: _Floats) -> _Bools:
         """Draw True with probability exp(−x) for each x ≥ 0.
 
         One draw for each whole 1 in x and one for the rest keep every probability large enough for
@@ -116,14 +114,6 @@ class DiscreteGaussian:
         kept[open_] = self._uniform(open_.size) < np.exp(-left[open_])
         return kept
 
-    def _below_scale(self, count: int) -> _Whole:
-        """Draw uniformly from 0 … t − 1."""
-        most = 2**63 - 2**63 % self._scale
-        found = self._bits(count) >> np.uint64(1)
-        while (bad := np.flatnonzero(found >= most)).size:
-            found[bad] = self._bits(bad.size) >> np.uint64(1)
-        return (found % np.uint64(self._scale)).astype(np.int64)
-
     def _uniform(self, count: int) -> _Floats:
         """Draw uniform multiples of 2⁻⁵³ in [0, 1)."""
         return (self._bits(count) >> np.uint64(11)) * np.float64(2.0**-53)
@@ -132,3 +122,13 @@ class DiscreteGaussian:
         if self._seeded is not None:
             return self._seeded.integers(0, 2**64, count, np.uint64)
         return np.frombuffer(os.urandom(8 * count), np.uint64).copy()
+
+
+def _accepted(count: int, propose: Callable[[int], tuple[_Whole, _Bools]]) -> _Whole:
+    """Draw ``count`` numbers, and those that are not accepted again."""
+    found, open_ = np.zeros(count, np.int64), np.arange(count)
+    while open_.size:
+        proposed, accepted = propose(open_.size)
+        found[open_[accepted]] = proposed[accepted]
+        open_ = open_[~accepted]
+    return found
