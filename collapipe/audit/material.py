@@ -24,13 +24,14 @@ from collapipe.runs.reading import reported_labels
 from collapipe.runs.rows import load_rows
 from collapipe.seeds import derive
 from collapipe.tasks.chat import Chat
+from collapipe.tasks.evaluation import by_length
 from collapipe.tasks.task import Examples
 from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.compression import decode, encode
 
-_AT_ONCE = 32  # rows of a batch
+AT_ONCE = 32  # rows of a batch
 _MOST_PUBLIC = 1000  # rows
 
 
@@ -50,12 +51,10 @@ class Texts:
     @classmethod
     def of(cls, examples: Examples, vocabulary: Vocabulary, where: str) -> "Texts":
         """Batch examples. Raises ``DataError``, which names ``where``, if no token is real."""
-        order = sorted(range(len(examples.lengths)), key=examples.lengths.__getitem__)
-        starts = range(0, len(order), _AT_ONCE)
-        batches = tuple(examples.batch(order[start : start + _AT_ONCE]) for start in starts)
+        batches = tuple(map(examples.batch, by_length(examples, AT_ONCE)))
         ids = torch.cat([each.inputs[each.mask] for each in batches])
         within = [each.mask.nonzero() for each in batches]
-        rows = torch.cat([start + each[:, 0] for start, each in zip(starts, within, strict=True)])
+        rows = torch.cat([n * AT_ONCE + each[:, 0] for n, each in enumerate(within)])
         special = torch.tensor([vocabulary.bos, vocabulary.eos, vocabulary.pad])
         real = ~torch.isin(ids, special)
         if not bool(real.any()):

@@ -9,16 +9,17 @@ from datasets import Dataset, concatenate_datasets
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from collapipe.audit.material import drawn
+from collapipe.audit.material import AT_ONCE, drawn
 from collapipe.audit.result import Membership, Share
 from collapipe.config import Settings
 from collapipe.models.split import Head, SplitModel
 from collapipe.runs.rows import load_rows, load_shards
 from collapipe.seeds import derive
+from collapipe.tasks.evaluation import by_length
 from collapipe.tasks.task import Task
 from collapipe.text.tokenizer import Tokenizer
 
-_AT_ONCE, _RESAMPLES, _MOST_MEMBERS = 32, 1000, 500
+_RESAMPLES, _MOST_MEMBERS = 1000, 500
 _Losses = NDArray[np.float64]
 
 
@@ -45,10 +46,8 @@ def losses_of(model: SplitModel, task: Task, rows: Dataset, tokenizer: Tokenizer
     """Return the loss per target token of each row, without dropout."""
     model.eval()
     examples, head = task.encode_apart(rows, tokenizer), cast(Head, model.head)
-    order = sorted(range(len(examples.lengths)), key=examples.lengths.__getitem__)
-    losses = np.zeros(len(order))
-    for start in range(0, len(order), _AT_ONCE):
-        chosen = order[start : start + _AT_ONCE]
+    losses = np.zeros(len(examples.lengths))
+    for chosen in by_length(examples, AT_ONCE):
         batch = examples.batch(chosen)
         hidden = model.encode(batch.inputs, batch.mask)
         for n, row in enumerate(chosen):

@@ -107,6 +107,15 @@ def evaluation_of(task: Task, statistics: Statistics, how: str = "") -> Evaluati
     return Evaluation(statistics.loss, replace(score, signature=signature))
 
 
+def by_length(examples: Examples, at_once: int, equal: bool = False) -> Iterator[list[int]]:
+    """Yield the rows of batches of similar length, or of ``equal`` length, shortest first."""
+    order = sorted(range(len(examples.lengths)), key=examples.lengths.__getitem__)
+    for _, group in groupby(order, examples.lengths.__getitem__ if equal else lambda row: 0):
+        rows = list(group)
+        for start in range(0, len(rows), at_once):
+            yield rows[start : start + at_once]
+
+
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Return the mean of several models' losses and metrics, with a signature that says so."""
     first, count = evaluations[0].score, len(evaluations)
@@ -155,7 +164,7 @@ class Evaluator:
         model.eval()
         losses, tokens, correct = list[float](), 0, 0
         predictions: dict[int, list[int]] = {}
-        for rows in self._batches():
+        for rows in by_length(self._examples, self._at_once, self._apart):
             cancellation.check()
             batch = self._examples.batch(rows).to(model.device)
             hidden = model.encode(batch.inputs, batch.mask)
@@ -178,14 +187,6 @@ class Evaluator:
             f"task: {type(self._task).__qualname__}.count",
         )
         return Statistics(len(self._rows), tokens, exact_sum(losses), counts + correct)
-
-    def _batches(self) -> Iterator[list[int]]:
-        lengths = self._examples.lengths
-        order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        for _, group in groupby(order, lengths.__getitem__ if self._apart else lambda row: 0):
-            rows = list(group)
-            for start in range(0, len(rows), self._at_once):
-                yield rows[start : start + self._at_once]
 
     def _loss_alone(self, model: SplitModel, row: int) -> float:
         batch = self._examples.batch([row]).to(model.device)
