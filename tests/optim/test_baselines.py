@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_request import request_for
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import ClusterPlan, Span
@@ -30,20 +31,8 @@ def device(name: str, seconds: float) -> DeviceProfile:
 
 def request_of(num_units: int, num_segments: int | None = 2) -> RoundRequest:
     """Return a request of units 10, 20, … with three devices each, and five blocks."""
-    clusters = tuple(ClusterState(10 * (n + 1), devices(3), 50 + n) for n in range(num_units))
-    return RoundRequest(
-        round=4,
-        clusters=clusters,
-        num_blocks=5,
-        batch_size=8,
-        local_steps=1,
-        num_segments=num_segments,
-        num_micro_batches=7,
-        schedule="one_f_one_b",
-        channels=(),
-        queues=(0.0,) * num_units,
-        losses=(None,) * num_units,
-    )
+    clusters = [ClusterState(10 * (n + 1), devices(3), 50 + n) for n in range(num_units)]
+    return request_for(clusters, 5, 8, 7, round=4, num_segments=num_segments)
 
 
 def units(clusters: tuple[ClusterPlan, ...]) -> list[int]:

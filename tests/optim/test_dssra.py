@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_request import request_for
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
@@ -28,19 +29,9 @@ def cluster(unit: int, rng: np.random.Generator) -> ClusterState:
 def request_of(num_units: int = 4) -> RoundRequest:
     """Return a request of N units and two channels."""
     rng = np.random.default_rng(0)
-    return RoundRequest(
-        round=1,
-        clusters=tuple(cluster(10 * n, rng) for n in range(num_units)),
-        num_blocks=BLOCKS,
-        batch_size=8,
-        local_steps=3,
-        num_segments=None,
-        num_micro_batches=8,
-        schedule="one_f_one_b",
-        channels=(Channel(5e5, 0.07, 4e-21), Channel(4e5, 0.06, 4e-21)),
-        queues=(0.0,) * num_units,
-        losses=(None,) * num_units,
-    )
+    clusters = [cluster(10 * n, rng) for n in range(num_units)]
+    channels = Channel(5e5, 0.07, 4e-21), Channel(4e5, 0.06, 4e-21)
+    return request_for(clusters, BLOCKS, 8, 8, local_steps=3, channels=channels)
 
 
 def plan(request: RoundRequest, strategy: Dssra | None = None) -> RoundPlan:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_request import request_for
 
 from collapipe.errors import ConfigError, InfeasibleRoundError, PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan
@@ -29,7 +30,6 @@ from optim.latency import batch_s
 from optim.library import plan_cluster
 from optim.partition.baselines import vanilla_fl
 from optim.partition.exact import exact_partition
-from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, ClusterSolver
 from optim.sharing.exact import shared_partition
 from optim.sharing.modes import either_caps, needing
@@ -349,19 +349,8 @@ def test_plans_name_the_devices_that_recompute() -> None:
     devices = (replace(devices[0], max_blocks=3), devices[1])
     planned = plan_cluster(devices, num_blocks=6, batch_size=4)
     assert [each.recomputing for each in planned.segments] == [(), ("small",)]
-    request = RoundRequest(
-        round=1,
-        clusters=(ClusterState(0, devices, 4, Uplink(0.5, 10.0, 1e6, 2e6, (1.0,))),),
-        num_blocks=6,
-        batch_size=4,
-        local_steps=1,
-        num_segments=None,
-        num_micro_batches=4,
-        schedule="one_f_one_b",
-        channels=(Channel(5e5, 0.07, 4e-21),),
-        queues=(0.0,),
-        losses=(None,),
-    )
+    cluster = ClusterState(0, devices, 4, Uplink(0.5, 10.0, 1e6, 2e6, (1.0,)))
+    request = request_for([cluster], 6, 4, 4, channels=(Channel(5e5, 0.07, 4e-21),))
     plan = Dssra().plan_round(request, np.random.default_rng(0))
     verify_plan(plan, request)
     (cluster,) = plan.clusters

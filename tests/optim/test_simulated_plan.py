@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_request import request_for
 from step_laws import law_of, stages_of, works_with
 
 from collapipe.plan import ClusterPlan
@@ -39,19 +40,7 @@ def request_of(law: StepLaw | None, block_s: float = 1.0, most: int | None = Non
     time = AffineLaw(block_s / 2, 0.0, 0.0, 0.0)  # ``block_s`` is for two samples
     devices = tuple(DeviceProfile(name, time, max_blocks=most) for name in NAMES)
     cluster = ClusterState(0, devices, 100, real_devices=True, step=law)
-    return RoundRequest(
-        round=1,
-        clusters=(cluster,),
-        num_blocks=6,
-        batch_size=8,
-        local_steps=2,
-        num_segments=None,
-        num_micro_batches=8,
-        schedule="one_f_one_b",
-        channels=(),
-        queues=(0.0,),
-        losses=(None,),
-    )
+    return request_for([cluster], 6, 8, 8, local_steps=2)
 
 
 def held(request: RoundRequest) -> dict[str, int]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_request import request_for
 
 from collapipe.run_report.planned_step import planned_step
 from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, MemoryBudget, Uplink
 from optim.dssra import Dssra
-from optim.planner import RoundRequest
 
 RUN: Any = SimpleNamespace(called=str, option=lambda _: "overlap")
 
@@ -21,19 +21,8 @@ def test_devices_that_recompute_take_longer_in_the_plan() -> None:
     device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), memory=memory)
     smaller = replace(device, memory=replace(memory, block_bytes=2.0))
     device = device.or_recomputing(4 / 3, smaller)
-    request = RoundRequest(
-        round=1,
-        clusters=(ClusterState(0, (device,), 4, Uplink(0.5, 10.0, 1.0, 1.0, (1.0,))),),
-        num_blocks=2,
-        batch_size=1,
-        local_steps=1,
-        num_segments=None,
-        num_micro_batches=1,
-        schedule="gpipe",
-        channels=(Channel(5e5, 0.07, 4e-21),),
-        queues=(0.0,),
-        losses=(None,),
-    )
+    state = ClusterState(0, (device,), 4, Uplink(0.5, 10.0, 1.0, 1.0, (1.0,)))
+    request = request_for([state], 2, 1, 1, "gpipe", channels=(Channel(5e5, 0.07, 4e-21),))
     (cluster,) = Dssra().plan_round(request, np.random.default_rng(0)).clusters
     assert cluster.segments[0].recomputing == ("a",)
     (first, *_) = planned_step(RUN, request, cluster)["a"]

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_request import request_for
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
 from collapipe.state import ClusterState, HeadPlace, Payload
 from optim.allocation.exact import exact_allocation
 from optim.cluster.fronts import fronts
 from optim.partition.exact import exact_partition
-from optim.planner import RoundRequest
 from optim.problem import Latency, Partition
 from optim.round_problem import RoundProblem
 from optim.solvers import cluster_solver
@@ -66,19 +66,9 @@ def of_fronts(drawn: Round, latency: Latency) -> RoundProblem:
         ClusterState(unit, cluster.devices, 1, replace(uplink, **_first(uplink.payloads[0])))
         for unit, (cluster, uplink) in enumerate(pairs)
     )
-    request = RoundRequest(
-        1,
-        clusters,
-        some.num_blocks,
-        some.batch_size,
-        1,
-        None,
-        some.max_micro_batches,
-        "gpipe",
-        problem.channels,
-        problem.queues,
-        (None,) * len(clusters),
-    )
+    sizes = some.num_blocks, some.batch_size, some.max_micro_batches
+    fields = {"channels": problem.channels, "queues": problem.queues}
+    request = request_for(clusters, *sizes, "gpipe", **fields)
     rng = np.random.default_rng(0)
 
     def solve(problem, _):  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from made_request import request_for
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError, UnfinishedSearchError
 from collapipe.plan import Certificate, ClusterPlan, RoundPlan
@@ -56,20 +57,8 @@ LAW = AffineLaw(0.01, 0.001, 0.001, 0.001)
 def request_of(*devices: DeviceProfile, partition: str | None = None) -> RoundRequest:
     """Return a request of one cluster with one channel and 12 blocks."""
     state = ClusterState(7, devices, 10, Uplink(0.5, 10.0, 1e6, 2e6, (1.0,)))
-    return RoundRequest(
-        round=1,
-        clusters=(state,),
-        num_blocks=12,
-        batch_size=16,
-        local_steps=2,
-        num_segments=None,
-        num_micro_batches=16,
-        schedule="gpipe",
-        channels=(Channel(5e5, 0.07, 4e-21),),
-        queues=(3.0,),
-        losses=(None,),
-        partition=partition,
-    )
+    fields = {"channels": (Channel(5e5, 0.07, 4e-21),), "queues": (3.0,), "partition": partition}
+    return request_for([state], 12, 16, 16, "gpipe", local_steps=2, **fields)
 
 
 def plan(request: RoundRequest, strategy: str = "dssra", seed: int = 0) -> RoundPlan:

@@ -7,6 +7,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from made_request import request_for
 from step_laws import law_of, stages_of
 
 from collapipe.errors import InfeasibleRoundError
@@ -60,8 +61,8 @@ def request_of(
         for name in NAMES
     )
     cluster = ClusterState(0, devices, 100, real_devices=True, step=law)
-    sizes = BLOCKS, ROWS, 1, None, ROWS, "gpipe", (), (0.0,), (None,)
-    return RoundRequest(2, (cluster,), *sizes, kept=(kept,) if kept else ())
+    earlier = (kept,) if kept else ()
+    return request_for([cluster], BLOCKS, ROWS, ROWS, "gpipe", round=2, kept=earlier)
 
 
 def planned(request: RoundRequest, partition: str = "shared") -> ClusterPlan:

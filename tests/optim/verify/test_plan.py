@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_request import request_for
 
 from collapipe.errors import PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan, SegmentPlan, Span, UplinkPlan
@@ -20,19 +21,8 @@ DEVICES = (
     DeviceProfile("c", LAW),
 )
 UPLINK = Uplink(0.2, 1.0, 1.0, 0.0, (1.0, 1.0))
-REQUEST = RoundRequest(
-    round=1,
-    clusters=tuple(ClusterState(unit, DEVICES, 10, UPLINK) for unit in (3, 5)),
-    num_blocks=6,
-    batch_size=8,
-    local_steps=1,
-    num_segments=None,
-    num_micro_batches=4,
-    schedule="gpipe",
-    channels=(Channel(1.0, 1.0, 1.0), Channel(1.0, 1.0, 1.0)),
-    queues=(0.0, 0.0),
-    losses=(None, None),
-)
+CLUSTERS = [ClusterState(unit, DEVICES, 10, UPLINK) for unit in (3, 5)]
+REQUEST = request_for(CLUSTERS, 6, 8, 4, "gpipe", channels=(Channel(1.0, 1.0, 1.0),) * 2)
 
 
 def plan(*held: tuple[str, int], unit: int = 3, m: int = 4, channel: int = 0) -> ClusterPlan:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from federated import run
+from made_request import request_for
 
 from collapipe.plan import ClusterPlan, UplinkPlan
 from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, Uplink
-from optim.planner import RoundRequest
 from server_app.rounds.replies import noise_variance, with_noise
 
 CLUSTER = ClusterState(
@@ -18,7 +18,7 @@ CLUSTER = ClusterState(
     Uplink(0.5, 10.0, 1e6, 1e6, (0.9, 0.5)),
 )
 CHANNELS = (Channel(1e6, 0.06, 0.0), Channel(1e6, 0.08, 0.0))
-REQUEST = RoundRequest(1, (CLUSTER,), 1, 1, 1, None, 1, "gpipe", CHANNELS, (0.0,), (None,))
+REQUEST = request_for([CLUSTER], 1, 1, 1, "gpipe", channels=CHANNELS)
 
 
 def plan(uplink: UplinkPlan | None) -> ClusterPlan:

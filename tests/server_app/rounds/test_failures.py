@@ -12,6 +12,7 @@ import torch
 from federated import rewritten, run, weights
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from made_request import request_for
 from scripted_units import UNTRAINED, scripted_units
 from step_laws import law_of
 
@@ -42,7 +43,6 @@ from collapipe.state import (
 from collapipe.step_law import HeldStage
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, TrainReply
-from optim.planner import RoundRequest
 from pipeline.engine import Pipeline
 from server_app import questions
 from server_app.decoding import heads
@@ -640,7 +640,7 @@ def test_the_longest_valid_reply_of_a_round_is_accepted() -> None:
     step = replace(step, stages=(stages,), devices=times, factor=1.2345678901234567e-5)
     state = ClusterState(7, tuple(devices), 10**18, uplink, step=step)
     plan, steps = ClusterPlan(7, (), 2, "one_f_one_b"), 3
-    request = RoundRequest(1, (state,), 2, 6, steps, None, 2, "one_f_one_b", (), (0.0,), (None,))
+    request = request_for([state], 2, 6, 2, local_steps=steps)
     actions = ((low,) * 4,) * 2 * 2
     report = ClusterReport(
         *(7, (low,) * steps, 10**15, 10**15, {f"{phase:064}": high for phase in range(32)}),
