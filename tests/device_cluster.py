@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
@@ -17,9 +16,9 @@ from collapipe.errors import RoundFailedError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, Part, clip_scale
-from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
+from collapipe.models.split import ModelSpec, SplitModel, build_empty
 from collapipe.models.transformer import TransformerSpec
-from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.plan import ClusterPlan
 from collapipe.sections import OptimizerSettings
 from collapipe.state import Precision
 from collapipe.tensors import IGNORED, Batch, Tensors
@@ -39,10 +38,12 @@ from pipeline.micro_batch import split as micro_batches_of
 from pipeline.phase_timer import PhaseTimer
 from pipeline.segment import first_trained
 from tests.sections import optimizer_settings
+from tests.split_parts import model_of, parts_of, segments_of
 
 VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
 UNIT, ROUND, SEED, RATE, CLIP = 1, 3, 5, 0.01, 0.1
 SMALL = TransformerSpec(4, 1, 16, 2, 24, 0.3)
+# AdamW divides by eps: a tiny eps would magnify rounding errors of gradients that should be 0.
 ADAMW = optimizer_settings(eps=1e-4, weight_decay=0.1)
 INSECURE = Dialer(None)
 
@@ -51,12 +52,7 @@ def plan_of(
     names: Sequence[str], cut: Sequence[int], num_micro_batches: int = 3, schedule: str = "gpipe"
 ) -> ClusterPlan:
     """Return a plan with ``cut[k]`` consecutive blocks on the k-th device."""
-    firsts = accumulate(cut[:-1], initial=0)
-    segments = (
-        SegmentPlan(name, Span(first, blocks))
-        for name, first, blocks in zip(names, firsts, cut, strict=False)
-    )
-    return ClusterPlan(UNIT, tuple(segments), num_micro_batches, schedule)
+    return ClusterPlan(UNIT, segments_of(cut, names), num_micro_batches, schedule)
 
 
 def even_plan(names: Sequence[str], num_blocks: int, like: ClusterPlan) -> ClusterPlan:
@@ -67,13 +63,13 @@ def even_plan(names: Sequence[str], num_blocks: int, like: ClusterPlan) -> Clust
     return plan_of(used, cut, like.num_micro_batches, like.schedule)
 
 
-def ragged() -> Batch:
-    """Return five samples whose sources and targets differ in length."""
+def ragged(num_samples: int = 5) -> Batch:
+    """Return up to five samples whose sources and targets differ in length, in different orders."""
     generator = torch.Generator().manual_seed(11)
-    inputs = torch.randint(3, VOCABULARY.size, (5, 7), generator=generator)
-    targets = torch.randint(2, VOCABULARY.size, (5, 6), generator=generator)
-    mask = torch.arange(7) < torch.tensor([4, 7, 1, 5, 2])[:, None]
-    real = torch.arange(6) < torch.tensor([6, 2, 3, 1, 5])[:, None]
+    inputs = torch.randint(3, VOCABULARY.size, (num_samples, 7), generator=generator)
+    targets = torch.randint(2, VOCABULARY.size, (num_samples, 6), generator=generator)
+    mask = torch.arange(7) < torch.tensor([4, 7, 1, 5, 2])[:num_samples, None]
+    real = torch.arange(6) < torch.tensor([6, 2, 3, 1, 5])[:num_samples, None]
     return Batch(inputs, mask, targets.masked_fill(~real, IGNORED))
 
 
@@ -135,15 +131,8 @@ class Work:
 
     def parts(self) -> tuple[Part, list[Part], HeadPart]:
         """Return embedding, blocks and head, with copies of the initial weights."""
-        weights = {name: each.clone() for name, each in self.start.items()}
-        model = build_empty(lambda: SplitModel(self.spec, self.vocabulary), weights)
-        modules = model.parts()
-        blocks = [
-            Part(name, modules[name], self.optimizer, self.state)
-            for name in map(block_name, range(self.spec.num_blocks))
-        ]
-        head = HeadPart(HEAD, modules[HEAD], self.optimizer, self.state)
-        return Part(EMBEDDING, modules[EMBEDDING], self.optimizer, self.state), blocks, head
+        model = model_of(self.spec, self.start, self.vocabulary)
+        return parts_of(model, self.optimizer, self.state)
 
     def after(self, round_: Result) -> "Work":
         """Return the work of a round that continues from the result of ``round_``."""

@@ -7,11 +7,11 @@ import pytest
 import torch
 from huggingface import VOCABULARY
 from sections import optimizer_settings
+from split_parts import model_of, parts_of, segments_of
 
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Part
-from collapipe.models.split import HEAD, Head, ModelSpec, SplitModel, build_empty
-from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.models.split import Head, ModelSpec, SplitModel, build_empty
+from collapipe.plan import ClusterPlan
 from collapipe.tensors import Batch, Tensors
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
@@ -37,8 +37,7 @@ def learned(spec: ModelSpec, batch: Batch, device: torch.device) -> Learned:
     weights, state = SplitModel(spec, VOCABULARY).state_dict(), Tensors()
     numbers = list[float]()
     for step in range(2):
-        copies = {name: tensor.clone() for name, tensor in weights.items()}
-        pipeline, head = cluster(spec, copies, state, device)
+        pipeline, head = cluster(spec, weights, state, device)
         numbers += [pipeline.run(batch, DropoutKey(5, 1, step)), pipeline.step(0.01, 0.5)]
         weights = pipeline.weights() | head.weights()
         state = pipeline.optimizer_state() | head.optimizer_state()
@@ -53,18 +52,13 @@ def learned(spec: ModelSpec, batch: Batch, device: torch.device) -> Learned:
 def cluster(
     spec: ModelSpec, weights: Tensors, state: Tensors, device: torch.device
 ) -> tuple[Pipeline, LocalHead]:
-    """Return a pipeline of two segments, and its head, all on ``device``."""
-    modules = build_empty(lambda: SplitModel(spec, VOCABULARY), weights).parts()
-    embedding, *blocks = (
-        Part(name, module, SETTINGS, state, device)
-        for name, module in modules.items()
-        if name != HEAD
-    )
-    head = LocalHead(HeadPart(HEAD, modules[HEAD], SETTINGS, state, device))
-    spans = [Span(0, 1), Span(1, len(blocks) - 1)]
-    segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
-    plan = ClusterPlan(1, segments, 2, "one_f_one_b")
-    return inline_pipeline(plan, embedding, blocks, head), head
+    """Return a pipeline of two segments with copies of ``weights``, and its head, all on
+    ``device``."""
+    model = model_of(spec, weights, VOCABULARY)
+    embedding, blocks, head = parts_of(model, SETTINGS, state, device)
+    plan = ClusterPlan(1, segments_of((1, len(blocks) - 1)), 2, "one_f_one_b")
+    last = LocalHead(head)
+    return inline_pipeline(plan, embedding, blocks, last), last
 
 
 def check_close(found: Learned, expected: Learned, tolerance: float = 1e-5) -> None:

@@ -4,25 +4,25 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, combinations, count
+from itertools import combinations, count
 
 import pytest
 import torch
-from device_cluster import NumberedKey
+from device_cluster import ADAMW, VOCABULARY, NumberedKey, ragged
 from sections import optimizer_settings
+from split_parts import model_of, parts_of, segments_of
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from collapipe.errors import CancelledRoundError, ConfigError, NonFiniteLossError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Part
-from collapipe.models.split import EMBEDDING, HEAD, SplitModel, block_name, build_empty
+from collapipe.models.part import HeadPart
+from collapipe.models.split import SplitModel
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.process.cancellation import Cancellation, cancellable
 from collapipe.sections import OptimizerSettings
-from collapipe.tensors import IGNORED, Batch, Tensors
-from collapipe.text.vocabulary import Vocabulary
+from collapipe.tensors import Batch, Tensors
 from pipeline.engine import Pipeline
 from pipeline.head import Answer, LocalHead
 from pipeline.inline import InlineSegments, inline_pipeline
@@ -31,7 +31,6 @@ from pipeline.schedule import SCHEDULES, build
 from pipeline.segment import Segment
 from tests.thorough import chosen
 
-VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
 NUM_BLOCKS, NUM_SAMPLES = 4, 5
 CUTS = [
     tuple(stop - start for start, stop in zip((0, *inner), (*inner, NUM_BLOCKS), strict=True))
@@ -41,8 +40,6 @@ CUTS = [
 each_m = pytest.mark.parametrize("num_micro_batches", chosen(range(1, NUM_SAMPLES + 1), (1, 2, 5)))
 KEY = DropoutKey(seed=5, unit=1, step=7)
 RATE = 0.01  # unlike the settings' rate: each step has its own
-# AdamW divides by eps: a tiny eps would magnify rounding errors of gradients that should be 0.
-ADAMW = optimizer_settings(eps=1e-4, weight_decay=0.1)
 SGD = optimizer_settings("sgd", momentum=0.9, weight_decay=0.1)
 
 
@@ -89,10 +86,7 @@ def fresh(spec: TransformerSpec, dtype: torch.dtype) -> SplitModel:
 
 def plan_of(cut: Sequence[int], num_micro_batches: int, schedule: str) -> ClusterPlan:
     """A device for each of the cut's segments."""
-    firsts = accumulate(cut[:-1], initial=0)
-    spans = [Span(first, blocks) for first, blocks in zip(firsts, cut, strict=True)]
-    segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
-    return ClusterPlan(KEY.unit, segments, num_micro_batches, schedule)
+    return ClusterPlan(KEY.unit, segments_of(cut), num_micro_batches, schedule)
 
 
 def cluster(
@@ -105,27 +99,10 @@ def cluster(
     recompute: bool = False,
 ) -> Cluster:
     """A cluster with copies of ``weights``."""
-    copies = {name: tensor.clone() for name, tensor in weights.items()}
-    model = build_empty(lambda: SplitModel(spec, VOCABULARY), copies)
-    assert isinstance(model, SplitModel)
-    modules = model.parts()
-    blocks = [
-        Part(name, modules[name], settings, state) for name in map(block_name, range(NUM_BLOCKS))
-    ]
-    embedding = Part(EMBEDDING, modules[EMBEDDING], settings, state)
-    head = HeadPart(HEAD, modules[HEAD], settings, state)
+    model = model_of(spec, weights, VOCABULARY)
+    embedding, blocks, head = parts_of(model, settings, state)
     pipeline = inline_pipeline(plan, embedding, blocks, head_of(head), recompute)
     return Cluster(pipeline, head, model)
-
-
-def ragged(num_samples: int = NUM_SAMPLES) -> Batch:
-    """Sources and targets of different lengths, in different orders."""
-    generator = torch.Generator().manual_seed(11)
-    inputs = torch.randint(3, VOCABULARY.size, (num_samples, 7), generator=generator)
-    targets = torch.randint(2, VOCABULARY.size, (num_samples, 6), generator=generator)
-    mask = torch.arange(7) < torch.tensor([4, 7, 1, 5, 2])[:num_samples, None]
-    real = torch.arange(6) < torch.tensor([6, 2, 3, 1, 5])[:num_samples, None]
-    return Batch(inputs, mask, targets.masked_fill(~real, IGNORED))
 
 
 def unsplit_loss(model: SplitModel, batch: Batch, step: int = KEY.step) -> float:
@@ -470,10 +447,6 @@ def test_a_scope_that_is_not_cancelled_does_not_change_the_loss(scope: Cancellat
 def test_a_plan_without_some_blocks_is_refused() -> None:
     """It would silently train a smaller model."""
     plan = ClusterPlan(3, (SegmentPlan("device-0", Span(0, 1)),), 1, "gpipe")
-    modules = SplitModel(transformer(), Vocabulary(20, 0, 1, 2)).parts()
-    parts = [
-        Part(name, module, optimizer_settings()) for name, module in modules.items() if name != HEAD
-    ]
-    head = LocalHead(HeadPart(HEAD, modules[HEAD], optimizer_settings()))
-    with pytest.raises(ConfigError, match=f"unit 3: .* hold 1 of {len(parts) - 1} blocks"):
-        inline_pipeline(plan, parts[0], parts[1:], head)
+    embedding, blocks, head = parts_of(SplitModel(transformer(), VOCABULARY), ADAMW)
+    with pytest.raises(ConfigError, match=f"unit 3: .* hold 1 of {len(blocks)} blocks"):
+        inline_pipeline(plan, embedding, blocks, LocalHead(head))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_cluster import ragged
 from torch import Tensor
 
 from collapipe.errors import ConfigError
@@ -24,7 +25,6 @@ from tests.pipeline.test_engine import (
     fresh,
     gradients,
     plan_of,
-    ragged,
     transformer,
 )
 

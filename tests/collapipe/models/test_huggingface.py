@@ -1,7 +1,7 @@
 """Split and micro-batched models of transformers compute what the unchanged models compute."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -19,13 +19,13 @@ from huggingface import (
     without_dropout,
 )
 from sections import optimizer_settings
+from split_parts import model_of, parts_of, segments_of
 from torch import Tensor
 
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.huggingface.spec import HuggingFaceSpec
-from collapipe.models.part import HeadPart, Part
-from collapipe.models.split import HEAD, ModelSpec, SplitModel, build_empty
-from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
+from collapipe.models.split import ModelSpec, SplitModel
+from collapipe.plan import ClusterPlan, Share
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
@@ -50,20 +50,15 @@ def pipeline_of(
     micro_batches: int,
     shared: bool = False,
 ) -> tuple[Pipeline, SplitModel]:
-    """A cluster with copies of ``weights``, built as a control unit builds it. With ``shared`` two
-    devices compute each segment."""
-    copies = {name: tensor.clone() for name, tensor in weights.items()}
-    model = build_empty(lambda: SplitModel(cast(ModelSpec, spec), VOCABULARY), copies)
-    assert isinstance(model, SplitModel)
-    settings, modules = optimizer_settings(), model.parts()
-    embedding, *blocks, head = (Part(name, module, settings) for name, module in modules.items())
-    head = HeadPart(HEAD, modules[HEAD], settings)
-    spans = [Span(a, b) for a, b in zip(accumulate(cut[:-1], initial=0), cut, strict=True)]
-    shares = [
-        (Share(f"device-{k}", 1), Share(f"other-{k}", 2)) if shared else ()
-        for k in range(len(spans))
-    ]
-    segments = tuple(SegmentPlan(f"device-{k}", span, shares[k]) for k, span in enumerate(spans))
+    """A cluster with copies of ``weights``. With ``shared`` two devices compute each segment."""
+    model = model_of(cast(ModelSpec, spec), weights, VOCABULARY)
+    embedding, blocks, head = parts_of(model, optimizer_settings())
+    segments = segments_of(cut)
+    if shared:
+        segments = tuple(
+            replace(each, shares=(Share(each.device, 1), Share(f"other-{k}", 2)))
+            for k, each in enumerate(segments)
+        )
     plan = ClusterPlan(KEY.unit, segments, micro_batches, "one_f_one_b")
     return inline_pipeline(plan, embedding, blocks, LocalHead(head)), model
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ from huggingface import (
     without_dropout,
 )
 from sections import adapter_settings, optimizer_settings
+from split_parts import model_of, parts_of, segments_of
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -30,18 +30,16 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.huggingface.families import FAMILIES
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec, with_adapters
-from collapipe.models.part import HeadPart, Part
 from collapipe.models.split import (
     HEAD,
     ModelSpec,
     SplitModel,
-    build_empty,
     frozen_names,
     kinds_of_blocks,
     training_names,
 )
 from collapipe.models.transformer import TransformerSpec
-from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.plan import ClusterPlan
 from collapipe.sections import AdapterSettings
 from collapipe.text.vocabulary import Vocabulary
 from pipeline.engine import Pipeline
@@ -84,17 +82,11 @@ def weights_of(spec: LoraSpec) -> dict[str, Tensor]:
 def pipeline_of(
     spec: ModelSpec, weights: dict[str, Tensor], cut: Sequence[int]
 ) -> tuple[Pipeline, SplitModel]:
-    """A cluster with copies of ``weights``, built as a control unit builds it."""
-    copies = {name: tensor.clone() for name, tensor in weights.items()}
-    model = build_empty(lambda: SplitModel(spec, VOCABULARY), copies)
-    assert isinstance(model, SplitModel)
+    """A cluster with copies of ``weights``."""
+    model = model_of(spec, weights, VOCABULARY)
     model.to(torch.float64)  # includes rotary angles: in float32 they depend on a batch's shape
-    settings, modules = optimizer_settings(), model.parts()
-    embedding, *blocks, _ = (Part(name, module, settings) for name, module in modules.items())
-    head = HeadPart(HEAD, modules[HEAD], settings)
-    spans = [Span(a, b) for a, b in zip(accumulate(cut[:-1], initial=0), cut, strict=True)]
-    segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
-    plan = ClusterPlan(KEY.unit, segments, 3, "one_f_one_b")
+    embedding, blocks, head = parts_of(model, optimizer_settings())
+    plan = ClusterPlan(KEY.unit, segments_of(cut), 3, "one_f_one_b")
     return inline_pipeline(plan, embedding, blocks, LocalHead(head)), model
 
 
