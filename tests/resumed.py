@@ -3,7 +3,6 @@
 import csv
 import functools
 import gzip
-import json
 import os
 import shutil
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 from federated import grid_of, settings_of, train
 from flwr.clientapp import ClientApp
+from run_files import rounds_of, summary_of
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -53,10 +53,9 @@ class World:
 def outcome(run_dir: Path) -> dict[str, Any]:
     """Return a run's results, except measured times and the sum of bytes down: resumed units
     receive their kept state again."""
-    metrics = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    summary = _timeless(json.loads((run_dir / "summary.json").read_text()))
+    summary = _timeless(summary_of(run_dir))
     return {
-        "metrics": [_timeless(line) for line in metrics],
+        "metrics": [_timeless(line) for line in rounds_of(run_dir)],
         "rows": [_modelled(row) for row in csv.DictReader((run_dir / "metrics.csv").open())],
         "requests": gzip.decompress((run_dir / "requests.jsonl.gz").read_bytes()),
         "summary": {key: value for key, value in summary.items() if key != "bytes_down"},

@@ -9,6 +9,7 @@ import pytest
 import torch
 from chats import PLAIN, messages, write
 from federated import grid_of, train
+from run_files import summary_of
 from transformers import AutoTokenizer
 
 from collapipe import config
@@ -55,7 +56,7 @@ def trained(run_dir: Path, *options: str) -> dict[str, Any]:
     """Train, and return the run's summary."""
     settings = config.load_overrides([*LLAMA, *SHORT, *options, f"hydra.run.dir={run_dir}"])
     train(grid_of(settings), settings)
-    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    summary: dict[str, Any] = summary_of(run_dir)
     return summary
 
 

@@ -10,7 +10,8 @@ import torch
 from federated import play, run
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from test_fewer_bits import rounds, states, summary
+from run_files import rounds_of, summary_of
+from test_fewer_bits import states
 
 from client_app.app import app as units
 from collapipe.errors import ConfigError
@@ -75,7 +76,7 @@ def places(run_dir: Path) -> list[list[str]]:
     """Return the head's place for each round and unit."""
     return [
         [cluster["uplink"]["head"] for cluster in line["plan"]["clusters"]]
-        for line in rounds(run_dir)
+        for line in rounds_of(run_dir)
     ]
 
 
@@ -102,7 +103,7 @@ def test_sent_bytes_match_the_plan(tmp_path: Path) -> None:
     """Within 2 %; the head and its optimiser state are sent with the weights."""
     run(tmp_path, *FADING)
     uplinks = [state.uplink for state in states(tmp_path, *FADING)]
-    for line in rounds(tmp_path):
+    for line in rounds_of(tmp_path):
         bits = 0.0
         for cluster in line["plan"]["clusters"]:
             chosen = (cluster["uplink"][name] for name in ("activation", "upload", "head"))
@@ -117,7 +118,7 @@ def test_without_activations_sent_bytes_match_the_plan_exactly(tmp_path: Path) -
     run(tmp_path, *stays)
     uplinks = [state.uplink for state in states(tmp_path, *stays)]
     planned = [up.payload("float32", "float32", "control_unit").model_bits for up in uplinks]
-    played = rounds(tmp_path)
+    played = rounds_of(tmp_path)
     assert [8 * line["bytes_up"] for line in played] == [sum(planned)] * 3
     first, *others = [8 * line["bytes_down"] for line in played]
     assert others == [sum(planned)] * 2  # units receive as many bytes as they sent
@@ -177,8 +178,8 @@ def test_a_unit_with_invalid_optimizer_state_fails_alone(
 ) -> None:
     stays = turning("Alternating", "[control_unit]")
     run(tmp_path, *stays, ROUNDS, client=Damaging(damage))
-    assert [line["units"] for line in rounds(tmp_path)] == [[0, 1, 2], [0, 2], [0, 1, 2]]
-    assert "WireError" in rounds(tmp_path)[1]["failures"]["1"]
+    assert [line["units"] for line in rounds_of(tmp_path)] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert "WireError" in rounds_of(tmp_path)[1]["failures"]["1"]
 
 
 def test_a_unit_that_sends_state_of_a_head_on_the_server_fails(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_a_unit_that_sends_state_of_a_head_on_the_server_fails(tmp_path: Path) -
             return reply
 
     run(tmp_path, client=Giving())
-    assert [line["units"] for line in rounds(tmp_path)] == [[1, 2], [0, 1, 2]]
+    assert [line["units"] for line in rounds_of(tmp_path)] == [[1, 2], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("strategy", [("strategy=even",), ("strategy=dssra_paper",)])
@@ -219,7 +220,7 @@ def test_the_clock_counts_heads_on_control_units(tmp_path: Path) -> None:
         options = "decoder.mode=control_unit", f"cluster.control_unit_block_s={block_s}"
         options = *options, "strategy=even", "pipeline.num_micro_batches=1"
         play(tmp_path / block_s, *options, "framework.train=false")
-        clocks.append(summary(tmp_path / block_s)["clock_s"])
+        clocks.append(summary_of(tmp_path / block_s)["clock_s"])
     assert clocks[1] - clocks[0] > 0
     assert clocks[2] - clocks[1] == pytest.approx(clocks[1] - clocks[0])
 
@@ -235,4 +236,4 @@ def test_state_that_makes_weights_infinite_fails_only_its_unit(tmp_path: Path) -
     plugin = turning(where="[server,server,control_unit]")
     run(tmp_path, *plugin, ROUNDS, "federation.local_steps=1", client=Damaging(enlarge))
     assert [heads[1] for heads in places(tmp_path)][1:3] == ["control_unit", "server"]
-    assert [line["units"] for line in rounds(tmp_path)][:3] == [[0, 1, 2], [0, 1, 2], [0, 2]]
+    assert [line["units"] for line in rounds_of(tmp_path)][:3] == [[0, 1, 2], [0, 1, 2], [0, 2]]

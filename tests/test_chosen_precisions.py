@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from federated import run
-from test_fewer_bits import rounds, states
+from run_files import rounds_of
+from test_fewer_bits import states
 
 from client_app import payloads
 from client_app import round as unit_round
@@ -29,7 +30,7 @@ def test_sent_bytes_match_the_chosen_precisions(tmp_path: Path) -> None:
     """Exactly, in each round."""
     run(tmp_path, *SLOW, *STEP)
     uplinks, sent = [state.uplink for state in states(tmp_path, *SLOW, *STEP)], set()
-    for line in rounds(tmp_path):
+    for line in rounds_of(tmp_path):
         bits = 0.0
         for cluster in line["plan"]["clusters"]:
             names = cluster["uplink"]["activation"], cluster["uplink"]["upload"]
@@ -88,14 +89,14 @@ def test_a_strategy_that_does_not_choose_precisions_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"compression\.activation"):
         run(tmp_path, "compression=auto", *strategy)
-    assert not (tmp_path / "metrics.jsonl").exists() or not rounds(tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists() or not rounds_of(tmp_path)
 
 
 def test_with_heads_on_control_units_only_the_upload_is_chosen(tmp_path: Path) -> None:
     run(tmp_path, *SLOW, *STEP, "decoder.mode=control_unit")
     sent = {
         (cluster["uplink"]["activation"], cluster["uplink"]["upload"])
-        for line in rounds(tmp_path)
+        for line in rounds_of(tmp_path)
         for cluster in line["plan"]["clusters"]
     }
     assert {activation for activation, _ in sent} == {"float32"}

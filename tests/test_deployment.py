@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from urllib.error import HTTPError
 from venv import EnvBuilder
 
@@ -25,6 +25,7 @@ from federated import TINY, train, weights
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from requirements_files import ROOT, installed
+from run_files import rounds_of, summary_of
 from test_devices import inventory
 from test_owners import WORDS
 
@@ -174,7 +175,7 @@ def test_a_deployed_federation_has_the_weights_of_one_in_this_process(
     assert [units(each) for each in (run_dir, tmp_path / "local")] == [trained_in] * 2
     assert here.keys() == expected.keys()
     assert [name for name in here if not torch.equal(here[name], expected[name])] == []
-    ends = [summary(each)["on_units"] for each in (run_dir, tmp_path / "local")]
+    ends = [summary_of(each)["on_units"] for each in (run_dir, tmp_path / "local")]
     assert ends[0]["rows"] == {"0": 6, **({"1": 5} if returns else {})} and ends[0] == ends[1]
     assert set(psutil.Process().children(recursive=True)) <= before
     commands = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
@@ -219,15 +220,9 @@ def overrides(folder: Path, num_rounds: int) -> list[str]:
     return [*MODEL, *files, *steady, *rounds]
 
 
-def summary(run_dir: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-    return found
-
-
 def units(run_dir: Path) -> list[list[int]]:
     """Return the units that finished each round."""
-    text = (run_dir / "metrics.jsonl").read_text()
-    return [json.loads(line)["units"] for line in text.splitlines()]
+    return [line["units"] for line in rounds_of(run_dir)]
 
 
 def lose(

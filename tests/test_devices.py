@@ -15,6 +15,7 @@ import federated
 import pytest
 import torch
 from device_cluster import daemons
+from run_files import rounds_of
 from torch import Tensor
 
 from client_app.node import cached_units
@@ -68,12 +69,6 @@ def inventory(
     return file
 
 
-def lines(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the records of all rounds."""
-    text = (run_dir / "metrics.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def run_on_devices(
     run_dir: Path, file: Path, *options: str, lost: Collection[str] = ()
 ) -> dict[str, Tensor]:
@@ -86,7 +81,7 @@ def run_on_devices(
 
 def lost_devices(run_dir: Path) -> set[str]:
     """Return the devices that a round lost, or was planned without."""
-    events = json.dumps([line["events"] for line in lines(run_dir)])
+    events = json.dumps([line["events"] for line in rounds_of(run_dir)])
     found = re.findall(r"(?:\"lost|;) (device-\d) \(|planned without (device-\d):", events)
     return {name for names in found for name in names if name}
 
@@ -99,7 +94,7 @@ def held(line: dict[str, Any]) -> dict[str, int]:
 
 def plans(run_dir: Path) -> list[Any]:
     """Return segments and number of micro-batches of each round."""
-    clusters = [line["plan"]["clusters"][0] for line in lines(run_dir)]
+    clusters = [line["plan"]["clusters"][0] for line in rounds_of(run_dir)]
     return [(each["segments"], each["num_micro_batches"]) for each in clusters]
 
 
@@ -129,14 +124,14 @@ def test_a_run_on_daemons_equals_the_run_in_one_process(tmp_path: Path, chosen: 
     )
     assert plans(tmp_path / "real") == plans(tmp_path / "simulated")
     assert_same(real, simulated)
-    for line in lines(tmp_path / "real"):
+    for line in rounds_of(tmp_path / "real"):
         measured = {each["name"]: each for each in line["devices"]["0"]}
         assert {name: each["blocks"] for name, each in measured.items()} == held(line)
         for each in measured.values():
             assert sum(each[part] for part in PARTS) <= each["span_s"] * (1 + 1e-6)
         assert line["events"] == {}
     page = run_page(read_run(tmp_path / "real"), None)
-    last = lines(tmp_path / "real")[-1]
+    last = rounds_of(tmp_path / "real")[-1]
     for each in last["devices"]["0"]:
         assert f"unit 0, {each['name']}" in page
     described = dict(describe(read_run(tmp_path / "real"), 0.0))
@@ -154,7 +149,7 @@ def test_vanilla_fl_on_daemons_is_one_shared_stage(tmp_path: Path) -> None:
     simulated = federated.run(
         tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
     )
-    (line,) = lines(tmp_path / "real")
+    (line,) = rounds_of(tmp_path / "real")
     (cluster,) = line["plan"]["clusters"]
     (segment,) = cluster["segments"]
     names, measured = [f"device-{k}" for k in range(3)], line["devices"]["0"]
@@ -192,7 +187,7 @@ def test_losing_a_device_changes_no_bit_and_later_plans_omit_it(tmp_path: Path) 
     simulated = federated.run(
         tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
     )
-    first, *later = lines(tmp_path / "real")
+    first, *later = rounds_of(tmp_path / "real")
     assert "device-1" in held(first) or len(held(first)) == 2
     assert all("device-1" not in held(line) for line in later)
     if "device-1" in held(first):
@@ -200,7 +195,7 @@ def test_losing_a_device_changes_no_bit_and_later_plans_omit_it(tmp_path: Path) 
         assert "device-1" in event
     (reason,) = later[0]["events"]["0"]
     assert "planned without device-1" in reason and "Connection refused" in reason
-    assert all(each.address not in json.dumps(lines(tmp_path / "real")) for each in there)
+    assert all(each.address not in json.dumps(rounds_of(tmp_path / "real")) for each in there)
     assert later[1]["events"] == {}
     assert_same(real, simulated)
 
@@ -223,7 +218,7 @@ def test_a_device_that_refuses_blocks_for_its_memory_gets_fewer(
         file = inventory(tmp_path / "here.yaml", [whole, scarce], max_blocks=max_blocks)
         options = *STEADY, "federation.rounds=3", *own
         run_on_devices(tmp_path / "run", file, *options)
-    first, *later = lines(tmp_path / "run")
+    first, *later = rounds_of(tmp_path / "run")
     (event,) = first["events"]["0"]
     assert event.startswith("device-1 holds at most ") and "blocks need " in event
     assert [held(line) for line in later] == planned
@@ -240,7 +235,7 @@ def test_the_number_of_micro_batches_survives_a_loss(tmp_path: Path) -> None:
         with ending(there[1], at=2):
             real = run_on_devices(tmp_path / "real", file, *options, lost=["device-1"])
     kept = federated.run(tmp_path / "kept", "cluster=file", f"cluster.file={file}", *options)
-    first, second = lines(tmp_path / "real")
+    first, second = rounds_of(tmp_path / "real")
     assert (len(held(first)), len(held(second))) == (2, 1)
     assert {m for _, m in plans(tmp_path / "real") + plans(tmp_path / "kept")} == {2}
     assert_same(real, kept)
@@ -256,7 +251,7 @@ def test_shares_survive_a_loss(tmp_path: Path) -> None:
             file = inventory(tmp_path / f"{name}.yaml", there, max_blocks=4)
             with ending(there[1], at=2 if lost else 0):
                 found.append(run_on_devices(tmp_path / name, file, *options, lost=lost))
-    (segment,) = lines(tmp_path / "lost")[-1]["plan"]["clusters"][0]["segments"]
+    (segment,) = rounds_of(tmp_path / "lost")[-1]["plan"]["clusters"][0]["segments"]
     assert [each["rows"] for each in segment["shares"]] == [2, 2, 2]
     assert "device-1" not in {each["device"] for each in segment["shares"]}
     assert_same(*found)
@@ -331,7 +326,7 @@ def test_measured_times_far_from_the_plan_change_the_next_plan(
             federated.train(federated.grid_of(settings), settings, resume)
             cached_units.cache_clear()
     assert lost_devices(run_dir) == set()
-    first, second = lines(run_dir)
+    first, second = rounds_of(run_dir)
     planned = [each["cost"]["clusters"][0]["pipeline_s"] for each in (first, second)]
     assert planned[0] > 10 * first["pipeline_s"]["0"]
     assert planned[1] == pytest.approx(first["pipeline_s"]["0"], rel=0.01)
@@ -357,7 +352,7 @@ def test_a_trace_has_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for each in events:
         if each["ph"] in "sf":
             arrows.setdefault(each["id"], {})[each["ph"]] = each["ts"]
-    steps, stages = 2, len(held(lines(tmp_path / "run")[1]))
+    steps, stages = 2, len(held(rounds_of(tmp_path / "run")[1]))
     assert len(arrows) == 2 * m * steps * (stages + 1)  # also to and from the control unit
     assert all(ends["f"] >= ends["s"] - trace.error_s * 1e6 for ends in arrows.values())
     compute = [each for each in events if each["ph"] == "X" and each["tid"] == 1]

@@ -1,6 +1,5 @@
 """Federations equal unsplit models, large batches, and units that train one at a time."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from federated import UNEVEN, grid_of, run, settings_of, train, weights
 from flwr.app import Message
+from run_files import rounds_of
 from torch import Tensor
 
 from collapipe.data.shards import batch_rows
@@ -168,7 +168,7 @@ def test_a_shared_decoder_of_one_unit_equals_a_copy(tmp_path: Path) -> None:
 def test_counted_bytes_are_activations_of_all_steps_and_the_upload(tmp_path: Path) -> None:
     options = ("federation.num_units=1", "federation.rounds=1", "pipeline.num_micro_batches=1")
     model = run(tmp_path / "run", *options)
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    (line,) = rounds_of(tmp_path / "run")
     settings, _, tokenizer = load_model(tmp_path / "run")
     examples = settings.task.encode(load_shards(settings)[0], tokenizer)
     seed = derive(settings.seed, "data", 0)

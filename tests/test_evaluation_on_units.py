@@ -1,7 +1,6 @@
 """Units evaluate the global model on their own rows; the results equal an evaluation of all
 rows."""
 
-import json
 from collections.abc import Callable, Iterable
 from csv import DictReader
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 from federated import UNEVEN, grid_of, play, settings_of, train, weights
 from flwr.app import Context, Message, RecordDict
+from run_files import rounds_of, summary_of
 from scripted_units import UNTRAINED, scripted_units
 
 from client_app.app import app
@@ -35,15 +35,6 @@ BERT = (
 )
 
 
-def lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def summary(run_dir: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-    return found
-
-
 def figures(loss: float, metric: dict[str, Any]) -> tuple[float, dict[str, Any]]:
     """Return everything except the signature, which names the rows."""
     return loss, {key: value for key, value in metric.items() if key != "signature"}
@@ -60,7 +51,7 @@ def test_units_and_server_evaluate_equally_and_change_no_weight(tmp_path: Path) 
     for end in ends[1:]:
         assert all(torch.equal(end[name], tensor) for name, tensor in ends[0].items())
     for alone, line, units in zip(
-        *(lines(tmp_path / name) for name in ("server", "both", "units")), strict=True
+        *(rounds_of(tmp_path / name) for name in ("server", "both", "units")), strict=True
     ):
         on_units = line["on_units"]
         expected = figures(line["evaluation_loss"], line["metric"])
@@ -73,11 +64,11 @@ def test_units_and_server_evaluate_equally_and_change_no_weight(tmp_path: Path) 
             {},
             "rows apart, of 3 units",
         )
-    found = summary(tmp_path / "both")
+    found = summary_of(tmp_path / "both")
     assert figures(found["on_units"]["loss"], found["on_units"]["metric"]) == figures(
         found["test_loss"], found["metric"]
     )
-    assert "on_units" not in summary(tmp_path / "server")
+    assert "on_units" not in summary_of(tmp_path / "server")
     pages = [run_page(read_run(tmp_path / name), None) for name in ("both", "units")]
     assert ["BLEU on units" in page for page in pages] == [True, False]
 
@@ -92,7 +83,7 @@ def test_frozen_weights_are_sent_to_units_once(tmp_path: Path, head: str) -> Non
     settled = [*BERT, *run, *short, f"decoder.mode={head}", f"hydra.run.dir={tmp_path}"]
     settings = load_overrides(settled)
     train(grid_of(settings), settings)
-    (line,) = lines(tmp_path)
+    (line,) = rounds_of(tmp_path)
     assert figures(line["on_units"]["loss"], line["on_units"]["metric"]) == figures(
         line["evaluation_loss"], line["metric"]
     )
@@ -108,7 +99,7 @@ def test_units_evaluate_the_whole_model_in_other_frameworks(tmp_path: Path, fram
     play(
         tmp_path, *options, f"framework={framework}", "evaluation.where=both", "model.num_blocks=8"
     )
-    for line in lines(tmp_path):
+    for line in rounds_of(tmp_path):
         expected = figures(line["evaluation_loss"], line["metric"])
         assert figures(line["on_units"]["loss"], line["on_units"]["metric"]) == expected
 
@@ -116,7 +107,7 @@ def test_units_evaluate_the_whole_model_in_other_frameworks(tmp_path: Path, fram
 def test_units_with_separate_models_evaluate_their_own_models(tmp_path: Path) -> None:
     options = *OFTEN, "federation.local_steps=1"
     play(tmp_path, *options, "framework=pipeline", "evaluation.where=units")
-    signature = summary(tmp_path)["metric"]["signature"]
+    signature = summary_of(tmp_path)["metric"]["signature"]
     assert signature.endswith("|rows apart, of 3 units with models of their own")
 
 
@@ -149,7 +140,7 @@ def test_a_failed_evaluation_is_excluded_and_reported(
         return reply
 
     play(tmp_path, *OFTEN, *UNTRAINED, client=answering(evaluate))
-    for line in lines(tmp_path):
+    for line in rounds_of(tmp_path):
         on_units = line["on_units"]
         assert line["units"] == [0, 1, 2]
         assert on_units["rows"] == {"2": 3}
@@ -181,7 +172,7 @@ def test_the_evaluation_of_a_silent_unit_is_excluded_and_reported(tmp_path: Path
 
     grid.send_and_receive = without_silent  # type: ignore[method-assign]
     train(grid, settings)
-    for line in lines(tmp_path):
+    for line in rounds_of(tmp_path):
         assert line["units"] == [0, 1, 2]
         assert list(line["on_units"]["rows"]) == ["0", "2"]
         assert line["on_units"]["failures"]["1"].startswith("Timeout: no answer to evaluate")
@@ -197,11 +188,10 @@ def test_if_all_evaluations_fail_the_run_completes_without_a_metric(
         return Message(RecordDict(), reply_to=message)
 
     play(tmp_path, *OFTEN, *UNTRAINED, client=answering(evaluate))
-    assert [("metric" in line, len(line["on_units"]["failures"])) for line in lines(tmp_path)] == [
-        (False, 3),
-        (False, 3),
-    ]
-    found = summary(tmp_path)
+    for line in rounds_of(tmp_path):
+        assert ("metric" in line, len(line["on_units"]["failures"])) == (False, 3)
+    assert len(rounds_of(tmp_path)) == 2
+    found = summary_of(tmp_path)
     assert (found["status"], found["metric"], len(found["on_units"]["failures"])) == (
         *("completed", None),
         3,

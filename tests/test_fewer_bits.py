@@ -1,6 +1,5 @@
 """Compressed messages have as many bits as planned, and frozen weights are sent once."""
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import torch
 from federated import grid_of, run, settings_of, train, weights
 from flwr.app import Context, Message
+from run_files import rounds_of, summary_of
 
 from client_app import node
 from client_app.control_unit import ControlUnit
@@ -29,15 +29,6 @@ def _no_parts_of_other_tests() -> Iterator[None]:
     node.cached_parts.cache_clear()
     yield
     node.cached_parts.cache_clear()
-
-
-def rounds(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def summary(run_dir: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-    return loaded
 
 
 def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
@@ -70,7 +61,7 @@ def test_planned_bits_equal_sent_bits(
     options = tuple(f"compression.{what}={precision}" for what in each)
     options += (*adapter, *epoch, "data.max_train_samples=39", f"pipeline.dtype={dtype}")
     run(tmp_path, *options)
-    sent = sum(line["bytes_up"] for line in rounds(tmp_path))
+    sent = sum(line["bytes_up"] for line in rounds_of(tmp_path))
     bits = sum(s.uplink.model_bits + s.uplink.activation_bits for s in states(tmp_path, *options))
     assert 2 * bits == 8 * sent
 
@@ -80,7 +71,7 @@ def test_with_heads_on_control_units_only_weights_are_sent(tmp_path: Path) -> No
     run(tmp_path, *options)
     planned = states(tmp_path, *options)
     assert [state.uplink.activation_bits for state in planned] == [0.0] * 3
-    assert sum(s.uplink.model_bits for s in planned) == 8 * rounds(tmp_path)[0]["bytes_up"]
+    assert sum(s.uplink.model_bits for s in planned) == 8 * rounds_of(tmp_path)[0]["bytes_up"]
 
 
 @pytest.mark.thorough
@@ -137,7 +128,7 @@ def test_frozen_weights_are_sent_once(tmp_path: Path) -> None:
     """Units of one machine share a store, so that a second run receives no frozen weights."""
     run(tmp_path / "first", *LORA, "federation.num_units=1")
     run(tmp_path / "second", *LORA, "federation.num_units=1")
-    first, second = (summary(tmp_path / name) for name in ("first", "second"))
+    first, second = (summary_of(tmp_path / name) for name in ("first", "second"))
     settings, model, tokenizer = load_model(tmp_path / "first")
     state, frozen = model.state_dict(), frozen_names(settings.model, tokenizer.vocabulary)
     parts = [state[name].nbytes for name in frozen if not name.startswith(HEAD)]

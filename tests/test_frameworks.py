@@ -1,12 +1,11 @@
 """All frameworks and strategies train through the same apps, and differ only as specified."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from federated import play
+from run_files import rounds_of, summary_of
 from safetensors.torch import load_file
 
 from collapipe.config import load_overrides
@@ -33,10 +32,6 @@ STRATEGIES = (
 )
 
 
-def lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Train a run of each framework; with three units and four channels, all units take part."""
@@ -58,15 +53,15 @@ FIRST = "collapipe"
 
 
 def test_each_framework_places_blocks_as_specified(runs: dict[str, Path]) -> None:
-    for line in lines(runs["titanic"]) + lines(runs["pipeline"]):
+    for line in rounds_of(runs["titanic"]) + rounds_of(runs["pipeline"]):
         assert all(cluster["segments"] for cluster in line["plan"]["clusters"])
-    for line in lines(runs["pipeline"]):
+    for line in rounds_of(runs["pipeline"]):
         for cluster in line["plan"]["clusters"]:  # four blocks, one each on the first four of six
             held = [(each["device"], each["span"]["blocks"]) for each in cluster["segments"]]
             assert held == [(f"device-{k}", 1) for k in range(4)]
-    for line in lines(runs["vanilla_fl"]):
+    for line in rounds_of(runs["vanilla_fl"]):
         assert all(cluster["segments"] == [] for cluster in line["plan"]["clusters"])
-    for line in lines(runs["splitfed"]):
+    for line in rounds_of(runs["splitfed"]):
         for cluster in line["plan"]["clusters"]:
             assert [each["span"]["blocks"] for each in cluster["segments"]] == [1]
 
@@ -76,7 +71,7 @@ def test_vanilla_fl_devices_makes_each_device_a_unit(tmp_path: Path) -> None:
     assert (settings.federation.num_units, settings.channel.num_channels) == (18, 18)
     given = ("framework=vanilla_fl_devices", "federation.num_units=5", "channel.num_channels=5")
     play(tmp_path, *WORLD, *given)
-    for line in lines(tmp_path):
+    for line in rounds_of(tmp_path):
         assert line["units"] == [0, 1, 2, 3, 4]
         assert all(cluster["segments"] == [] for cluster in line["plan"]["clusters"])
         assert all(len(cost["device_energy_j"]) == 1 for cost in line["cost"]["clusters"])
@@ -85,7 +80,7 @@ def test_vanilla_fl_devices_makes_each_device_a_unit(tmp_path: Path) -> None:
 def test_upload_times_depend_on_the_framework(runs: dict[str, Path]) -> None:
     """All runs have the same channels; only the uploaded data differ."""
     uploads = {
-        name: [cost["upload_s"] for line in lines(path) for cost in line["cost"]["clusters"]]
+        name: [cost["upload_s"] for line in rounds_of(path) for cost in line["cost"]["clusters"]]
         for name, path in runs.items()
     }
     for name in ("collapipe_no_ss", "titanic", "splitfed"):
@@ -99,7 +94,7 @@ def test_without_aggregation_each_unit_has_its_own_model(runs: dict[str, Path]) 
     assert not (folder / "model" / "model.safetensors").exists()
     models = [load_file(folder / "model" / f"unit-{unit}.safetensors") for unit in range(3)]
     assert not any(torch.equal(models[0][k], models[1][k]) for k in models[0] if "weight" in k)
-    metric = json.loads((folder / "summary.json").read_text())["metric"]
+    metric = summary_of(folder)["metric"]
     assert "mean of 3 units' models" in metric["signature"]
     with pytest.raises(ConfigError, match="unit"):
         load_model(folder)
@@ -110,21 +105,21 @@ def test_without_aggregation_each_unit_has_its_own_model(runs: dict[str, Path]) 
 def test_every_strategy_trains_in_a_mobile_environment(strategy: str, tmp_path: Path) -> None:
     units = ("federation.num_units=4", "channel.num_channels=2", "federation.on_infeasible=skip")
     play(tmp_path, *WORLD, *units, "environment=mobile", f"strategy={strategy}")
-    for line in lines(tmp_path):
+    for line in rounds_of(tmp_path):
         scheduled = [cluster["unit"] for cluster in line["plan"]["clusters"]]
         assert line["units"] == scheduled
         assert len(scheduled) <= (4 if strategy == "all" else 2)
         assert line["cost"]["delay_s"] > 0
         assert bool(line["plan"]["queues"]) == strategy.startswith("dssra")
-    assert lines(tmp_path)[-1]["train_loss"] > 0
+    assert rounds_of(tmp_path)[-1]["train_loss"] > 0
 
 
 def test_scheduling_without_training_has_the_same_costs(tmp_path: Path) -> None:
     play(tmp_path / "trained", *WORLD)
     play(tmp_path / "scheduled", *WORLD, "framework.train=false")
-    trained, scheduled = (lines(tmp_path / name) for name in ("trained", "scheduled"))
+    trained, scheduled = (rounds_of(tmp_path / name) for name in ("trained", "scheduled"))
     assert [line["cost"] for line in trained] == [line["cost"] for line in scheduled]
     assert [line["clock_s"] for line in trained] == [line["clock_s"] for line in scheduled]
     assert [line["queues"] for line in trained] == [line["queues"] for line in scheduled]
     assert all(line["train_loss"] is None and line["samples"] == 0 for line in scheduled)
-    assert json.loads((tmp_path / "scheduled" / "summary.json").read_text())["metric"] is None
+    assert summary_of(tmp_path / "scheduled")["metric"] is None

@@ -1,12 +1,11 @@
 """A run with a frozen stem has the same weights, bit for bit, with or without cached
 activations."""
 
-import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from full_disk import full_disk
 from huggingface import folder, without_dropout
 from pretrained import causal_folder, lora_run
 from pytest import LogCaptureFixture, MonkeyPatch
+from run_files import rounds_of
 from torch import Tensor
 
 from collapipe import config
@@ -51,13 +51,9 @@ def files() -> list[Path]:
     return sorted(Path(os.environ["XDG_CACHE_HOME"]).glob("collapipe/activations/*/*"))
 
 
-def rounds(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def stem_seconds(run_dir: Path) -> list[float]:
     """Return the modelled stem times of a run of one unit."""
-    return [line["cost"]["clusters"][0]["stem_s"] for line in rounds(run_dir)]
+    return [line["cost"]["clusters"][0]["stem_s"] for line in rounds_of(run_dir)]
 
 
 def test_cached_activations_change_no_bit(tmp_path: Path, uncached: dict[str, Tensor]) -> None:
@@ -66,7 +62,8 @@ def test_cached_activations_change_no_bit(tmp_path: Path, uncached: dict[str, Te
     outcomes = []
     for name in ("cold", "warm"):
         assert differing(run(tmp_path / name, *STEM, *ALONE, CACHED), uncached) == set()
-        outcomes.append([(line["clock_s"], line["train_loss"]) for line in rounds(tmp_path / name)])
+        lines = rounds_of(tmp_path / name)
+        outcomes.append([(line["clock_s"], line["train_loss"]) for line in lines])
         assert 0 < len(files()) <= 12
     assert outcomes[0] == outcomes[1]
 
@@ -103,7 +100,7 @@ def test_with_a_cache_the_clock_counts_each_row_once(tmp_path: Path) -> None:
     assert stem_seconds(tmp_path / "true") == [each_s, 0.0, 0.0]
     assert stem_seconds(tmp_path / "false") == [each_s] * 3
     for name in ("true", "false"):
-        for line in rounds(tmp_path / name):
+        for line in rounds_of(tmp_path / name):
             (cost,) = line["cost"]["clusters"]
             assert line["cost"]["delay_s"] == cost["stem_s"] + cost["finish_s"]
 
@@ -233,7 +230,7 @@ def test_a_stem_with_experts_or_quantised_weights_trains(
     options = ["adapter.last_blocks=1", "federation.num_units=1", one, *options]
     settings = lora_run(tmp_path / "run", model, *options)
     assert rows_of_input(settings.model, tokens=5) == 5
-    assert rounds(tmp_path / "run")[0]["failures"] == {}
+    assert rounds_of(tmp_path / "run")[0]["failures"] == {}
 
 
 def test_an_exported_model_with_a_stem_encodes_like_the_trained_one(tmp_path: Path) -> None:

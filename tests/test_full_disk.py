@@ -1,6 +1,5 @@
 """A disk that fills up while a run writes: the error names the file, and the summary records it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from federated import play
 from full_disk import full_disk
 from pytest import MonkeyPatch
 from round_report import round_report
+from run_files import summary_of
 from scripted_units import UNTRAINED, scripted_units
 from torch.utils.tensorboard import SummaryWriter
 
@@ -44,7 +44,7 @@ def test_a_full_disk_ends_the_run_and_the_error_names_the_file(
     monkeypatch.setattr(place, name, without_room(getattr(place, name)))
     with pytest.raises(StorageError, match=f"{file}.*make room"):
         play(tmp_path, *UNTRAINED, client=scripted_units())
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = summary_of(tmp_path)
     assert summary["status"] == "failed"
     assert file in summary["error"]
 

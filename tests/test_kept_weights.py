@@ -1,6 +1,5 @@
 """Runs with narrow frozen weights have the same bits as with these weights in float32."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from federated import grid_of, train
 from narrow import rounded
 from resumed import differing
+from run_files import summary_of
 from test_devices import STEADY, inventory, lost_devices
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -91,7 +91,7 @@ def test_narrow_weights_train_like_rounded_float32_weights(
     trained = [{n: w for n, w in each.items() if "lora" in n} for each in (found, expected)]
     assert trained[0]
     assert differing(*trained) == []
-    losses = [json.loads((tmp_path / n / "summary.json").read_text()) for n in ("kept", "wide")]
+    losses = [summary_of(tmp_path / n) for n in ("kept", "wide")]
     assert losses[0]["train_loss"] == losses[1]["train_loss"]
     assert losses[0]["test_loss"] == losses[1]["test_loss"]
 

@@ -10,6 +10,7 @@ import pytest
 from federated import run, settings_of, train
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
+from run_files import rounds_of
 from scripted_units import UNTRAINED, scripted_units
 
 from client_app.node import number_of
@@ -37,7 +38,7 @@ def test_a_late_unit_is_reported_and_trains_in_the_next_round(
     settings = settings_of(tmp_path, options)
     with Late(scripted_units(), 3) as grid:
         train(grid, settings)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = rounds_of(tmp_path)
     first = next(line["round"] for line in lines if 2 in line["units"])
     shards = json.loads((tmp_path / "shards.json").read_text())["shards"]
     assert [each["unit"] for each in shards] == [0, 1, 2]

@@ -25,6 +25,7 @@ from flwr.app import (
 )
 from lying import Lying
 from resumed import World, differing, outcome, tensors
+from run_files import rounds_of, summary_of
 from torch import Tensor
 
 from client_app.app import app as client_app
@@ -88,10 +89,6 @@ def lost(kind: str, *units: int, round_: int = 1) -> Spoil:
     return spoilt
 
 
-def lines(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return float(sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5)
 
@@ -131,7 +128,7 @@ def test_a_masked_run_equals_the_plain_run_up_to_rounding(
 ) -> None:
     folder, *_ = watched
     assert 0 < apart(plain, weights(folder)) <= bound("float32")
-    (line,) = lines(folder)
+    (line,) = rounds_of(folder)
     assert line["units"] == [0, 1, 2]
     assert line["skipped"] is None
 
@@ -184,7 +181,7 @@ def test_no_reply_contains_a_part_of_an_update(
     sent = sum(
         records.text_bytes(reply.content) for kind, _, reply in client.replies if kind in masks
     )
-    assert lines(folder)[0]["bytes_up"] == sent + 3 * quantiser.num_bytes
+    assert rounds_of(folder)[0]["bytes_up"] == sent + 3 * quantiser.num_bytes
 
 
 def test_a_part_of_an_update_is_found_in_any_record(
@@ -225,7 +222,7 @@ def test_a_unit_that_fails_before_unmasking_does_not_change_the_sum(
     found = run(tmp_path / "run", *MASKED, client=client)  # type: ignore[arg-type]
     expected = weights(watched[0])
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    (line,) = lines(tmp_path / "run")
+    (line,) = rounds_of(tmp_path / "run")
     assert line["units"] == [0, 1, 2] and line["failures"] == {}
 
 
@@ -243,7 +240,7 @@ def test_a_unit_that_fails_before_unmasking_misses_the_round(
 
     options = *MASKED, "federation.rounds=3", "federation.miss_limit=2"
     run(tmp_path / "run", *options, client=leaving)  # type: ignore[arg-type]
-    assert [line["units"] for line in lines(tmp_path / "run")] == [[0, 1, 2]] * 3
+    assert [line["units"] for line in rounds_of(tmp_path / "run")] == [[0, 1, 2]] * 3
     assert "round 3: unit 2 is back" in capsys.readouterr().out
 
 
@@ -283,7 +280,7 @@ def test_a_unit_that_finishes_a_masked_round_is_suspended_no_longer_for_earlier_
         return reply
 
     run(tmp_path / "run", *MASKED, "federation.rounds=4", client=lying)  # type: ignore[arg-type]
-    assert [line["units"] for line in lines(tmp_path / "run")] == [[0, 1, 2]] * 4
+    assert [line["units"] for line in rounds_of(tmp_path / "run")] == [[0, 1, 2]] * 4
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +296,7 @@ def test_a_unit_that_fails_before_or_in_training_is_excluded_and_recorded(
     client = Watched(lost(kind, 1))
     found = run(tmp_path / "run", *MASKED, client=client)  # type: ignore[arg-type]
     assert 0 < apart(found, plain_without_one) <= bound("float32")
-    (line,) = lines(tmp_path / "run")
+    (line,) = rounds_of(tmp_path / "run")
     assert line["units"] == [0, 2]
     assert "battery" in line["failures"]["1"]  # type: ignore[index]
 
@@ -328,7 +325,7 @@ def test_units_that_refuse_keys_exclude_themselves_unless_a_sum_could_consist_of
 
     found = run(tmp_path / "run", *MASKED, client=refusing)  # type: ignore[arg-type]
     assert 0 < apart(found, plain_without_one) <= bound("float32")
-    (line,) = lines(tmp_path / "run")
+    (line,) = rounds_of(tmp_path / "run")
     assert line["failures"] == {"1": f"WireError: {why}"}
     assert sorted(asked) == ([0, 1, 2] if refused == (99,) else [0, 0, 1, 2, 2])
 
@@ -348,7 +345,7 @@ def test_units_that_refuse_keys_in_the_second_attempt_are_named(tmp_path: Path) 
 
     with pytest.raises(RoundFailedError):
         run(tmp_path / "run", *MASKED, client=refusing)  # type: ignore[arg-type]
-    (line,) = lines(tmp_path / "run")
+    (line,) = rounds_of(tmp_path / "run")
     file = "WireError: its owner's file does not list"
     assert line["failures"] == {
         "0": f"{file} unit 2 in privacy.peers",
@@ -377,7 +374,7 @@ def test_units_that_refuse_a_stranger_in_the_second_attempt_are_not_suspended(
     options += ("federation.rounds=3",)
     with pytest.raises(RoundFailedError):
         run(tmp_path / "run", *MASKED, *options, client=refusing)  # type: ignore[arg-type]
-    for line in lines(tmp_path / "run"):
+    for line in rounds_of(tmp_path / "run"):
         assert line["excluded"] == {}
         assert {"0", "1", "2"} <= line["failures"].keys()  # type: ignore[attr-defined]
 
@@ -388,7 +385,7 @@ def test_a_round_below_the_threshold_is_skipped_with_a_reason(tmp_path: Path) ->
     spoilers = [lost(kind, 0, 1) for kind in kinds]  # each kind is first sent a round later
     client = Watched(lambda *arguments: any(spoil(*arguments) for spoil in spoilers))
     found = run(tmp_path / "run", *MASKED, "federation.rounds=6", client=client)  # type: ignore[arg-type]
-    reports = lines(tmp_path / "run")
+    reports = rounds_of(tmp_path / "run")
     assert [line["units"] for line in reports] == [[], [], [], [], [], [0, 1, 2]]
     assert all("privacy.threshold" in str(line["skipped"]) for line in reports[:4])
     assert "shares" in str(reports[4]["skipped"])
@@ -415,7 +412,7 @@ def test_unreadable_shares_skip_rounds_until_their_sender_is_suspended(
         return reply
 
     run(tmp_path / "run", *MASKED, "federation.rounds=3", client=lying)  # type: ignore[arg-type]
-    *spoilt, last = lines(tmp_path / "run")
+    *spoilt, last = rounds_of(tmp_path / "run")
     assert last["units"] == [0, 2]
     assert "suspended" in last["excluded"]["1"]  # type: ignore[index]
     for line in spoilt:
@@ -441,7 +438,7 @@ def test_a_skipped_round_has_the_causes_of_all_units_that_failed(tmp_path: Path)
 
     with pytest.raises(RoundFailedError, match=r"all rounds \(1\) were skipped"):
         run(tmp_path / "run", *MASKED, "federation.rounds=1", client=failing)  # type: ignore[arg-type]
-    (line,) = lines(tmp_path / "run")
+    (line,) = rounds_of(tmp_path / "run")
     assert str(line["skipped"]).startswith("1 of 3 units confirmed the survivors")
     causes: dict[str, str] = line["failures"]  # type: ignore[assignment]
     assert causes.keys() == {"1", "2"}
@@ -458,7 +455,7 @@ def test_an_oversized_reply_excludes_its_unit_from_the_round(tmp_path: Path) -> 
         return reply
 
     run(tmp_path / "run", *MASKED, "federation.rounds=1", client=padding)  # type: ignore[arg-type]
-    (report,) = lines(tmp_path / "run")
+    (report,) = rounds_of(tmp_path / "run")
     assert report["units"] == [0, 2]
     assert "bytes of JSON, at most 4,096" in str(report["failures"])
 
@@ -483,7 +480,7 @@ def test_a_corrupt_vector_skips_the_round_and_a_short_one_excludes_its_unit(
         folder = tmp_path / lie.__name__
         with ends:
             run(folder, *MASKED, client=Lying(lie, {1}))  # type: ignore[arg-type]
-        reports += lines(folder)
+        reports += rounds_of(folder)
     assert [line["units"] for line in reports] == [[], [0, 2]]
     assert "norm" in str(reports[0]["skipped"])
     assert reports[1]["failures"].keys() == {"1"}  # type: ignore[attr-defined]
@@ -500,7 +497,7 @@ def test_a_corrupt_sum_spends_epsilon_only_if_units_add_the_noise(
         folder = tmp_path / by
         with pytest.raises(RoundFailedError):  # the only round is skipped
             run(folder, *options, client=Lying(nonsense, {1}))  # type: ignore[arg-type]
-        (line,) = lines(folder)
+        (line,) = rounds_of(folder)
         assert line["units"] == [] and "norm" in str(line["skipped"])
         assert (line["epsilon"] > 0) == counts  # type: ignore[operator]
 
@@ -534,7 +531,7 @@ def test_the_sum_contains_the_units_noise(
     noisy, plain = run(tmp_path / "noisy", *MASKED, *NOISY), weights(folder)
     noise = torch.cat([(noisy[name] - plain[name]).flatten() for name in sorted(plain)])
     assert float(noise.std()) == pytest.approx(0.5 * BOUND * math.sqrt(3) / 3, rel=0.05)
-    privacy = json.loads((tmp_path / "noisy" / "summary.json").read_text())["privacy"]
+    privacy = summary_of(tmp_path / "noisy")["privacy"]
     assert privacy["epsilon"] > 1
     assert privacy["noise"] == "privacy.noise_seed=1"
 
@@ -562,7 +559,7 @@ def test_of_15_units_one_may_fail_at_each_stage(tmp_path: Path) -> None:
     options = "federation.num_units=15", "strategy=all", "batch_size=2"
     client = Watched(lambda *arguments: any(each(*arguments) for each in dropped))
     masked = run(tmp_path / "masked", *MASKED, *options, client=client)  # type: ignore[arg-type]
-    assert lines(tmp_path / "masked")[0]["units"] == [*range(3, 15)]
+    assert rounds_of(tmp_path / "masked")[0]["units"] == [*range(3, 15)]
     absent = Watched(lost(records.TRAIN, 0, 1, 2))
     plain = run(tmp_path / "plain", *PLAIN, *options, client=absent)  # type: ignore[arg-type]
     assert 0 < apart(plain, masked) <= bound("float32")

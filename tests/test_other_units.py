@@ -1,6 +1,5 @@
 """Runs that resume with other units than they began with."""
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ import pytest
 from federated import train, weights
 from flwr.app import Context, Error, Message
 from resumed import differing, outcome, tensors
+from run_files import rounds_of
 from scripted_units import UNTRAINED, scripted_units
 from test_owners import MODEL, written
 
@@ -80,8 +80,7 @@ class Federation:
 
 def finished(run_dir: Path) -> list[list[int]]:
     """The units that trained in each round."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["units"] for line in lines]
+    return [line["units"] for line in rounds_of(run_dir)]
 
 
 @pytest.fixture(scope="module")

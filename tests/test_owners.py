@@ -16,6 +16,7 @@ import pytest
 import torch
 from federated import train, weights
 from flwr.app import Context, Message
+from run_files import rounds_of
 
 from client_app.app import app
 from collapipe import owner
@@ -118,8 +119,8 @@ def test_a_federation_trains_on_rows_that_the_server_cannot_open(tmp_path: Path)
         {"unit": 0, "rows": 30, "labels": {"a": 15, "b": 15}, "name": "rome"},
         {"unit": 1, "rows": 20, "labels": {"a": 10, "b": 10}, "name": "paris"},
     ]
-    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["units"] == [0, 1]
+    (line,) = rounds_of(tmp_path / "run")
+    assert line["units"] == [0, 1]
     assert all(weight.isfinite().all() for weight in weights(tmp_path / "run").values())
 
 
@@ -177,8 +178,8 @@ def test_a_server_without_evaluation_files_opens_no_training_rows(tmp_path: Path
     options = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
     with only_units_open(file):
         train(grid_of([{}, {}]), load_overrides(options))
-    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["on_units"]["rows"] == {"0": 3, "1": 3}
+    (line,) = rounds_of(tmp_path / "run")
+    assert line["on_units"]["rows"] == {"0": 3, "1": 3}
     planned = [*options[:-1], f"hydra.run.dir={tmp_path / 'planned'}", "framework.train=false"]
     with patch("server_app.training.load_server_rows") as opened:  # units may have cached the file
         train(grid_of([{}, {}]), load_overrides(planned))
@@ -424,7 +425,7 @@ def test_units_join_a_sum_only_with_the_peers_that_their_owners_list(
     options = overrides(tmp_path, *PROMISES, "federation.num_units=3")
     nodes = [{"owner": str(tmp_path / f"{name}.yaml")} for name in names]
     train(grid_of(nodes), load_overrides(options))
-    (line,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    (line,) = rounds_of(tmp_path / "run")
     assert line["units"] == ([0, 1] if stranger else [0, 1, 2])
     why = "WireError: is not listed in privacy.peers of the owners' files of berlin, paris"
     assert line["failures"] == ({"2": why} if stranger else {})
@@ -542,8 +543,8 @@ def test_units_evaluate_on_rows_that_their_owners_hold_out(
         train(grid_of(nodes), load_overrides(options))
         # both units name this file; the second unit may read a cached copy
         assert opened[str(held)] and opened[str(held)] <= {"unit-0", "unit-1"}
-    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["on_units"]["rows"] == {"0": 5, "1": 5, "2": 0, "3": 0}
+    (line,) = rounds_of(tmp_path / "run")
+    assert line["on_units"]["rows"] == {"0": 5, "1": 5, "2": 0, "3": 0}
     assert "unit 2 has no rows to evaluate on" in " ".join(capsys.readouterr().out.split())
 
 
@@ -560,8 +561,8 @@ def test_an_error_in_held_out_rows_is_shown_to_their_owner(
     nodes = [{"owner": str(tmp_path / "unit.yaml")}, {"data": str(tmp_path / "rows.csv")}]
     with caplog.at_level(logging.INFO):
         train(grid_of(nodes), load_overrides(options))
-    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    on_units = json.loads(line)["on_units"]
+    (line,) = rounds_of(tmp_path / "run")
+    on_units = line["on_units"]
     assert (on_units["rows"], on_units["loss"]) == ({"1": 0}, None)
     assert "a label that the run does not know" in on_units["failures"]["0"]
     assert "secret" not in line

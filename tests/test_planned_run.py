@@ -2,14 +2,13 @@
 
 import contextlib
 import io
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from federated import run, weights
+from run_files import rounds_of, summary_of
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan, SegmentPlan, Span
@@ -26,11 +25,6 @@ PLANNED = (
 )
 
 
-def rounds(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``."""
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a run, and its standard output."""
@@ -42,7 +36,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_two_of_four_uneven_clusters_train_as_planned(planned: tuple[Path, str]) -> None:
     folder, printed = planned
-    lines, queues = rounds(folder), [0.0] * 4
+    lines, queues = rounds_of(folder), [0.0] * 4
     for line in lines:
         plan = line["plan"]
         assert line["units"] == [cluster["unit"] for cluster in plan["clusters"]]
@@ -69,7 +63,7 @@ def test_the_same_seed_plans_and_trains_the_same(tmp_path: Path, planned: tuple[
     first, second = weights(planned[0]), run(tmp_path, *PLANNED)
     assert all(first[name].equal(second[name]) for name in first)
     plans = [
-        [{**line["plan"], "certificate": None} for line in rounds(folder)]
+        [{**line["plan"], "certificate": None} for line in rounds_of(folder)]
         for folder in (planned[0], tmp_path)
     ]
     assert plans[0] == plans[1]
@@ -78,7 +72,7 @@ def test_the_same_seed_plans_and_trains_the_same(tmp_path: Path, planned: tuple[
 def test_an_infeasible_round_stops_the_run_with_the_planners_error(tmp_path: Path) -> None:
     with pytest.raises(InfeasibleRoundError, match=r"^round 1: "):
         run(tmp_path, *PLANNED, "channel.energy_j=1.0e-9")
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = summary_of(tmp_path)
     assert summary["status"] == "failed"
     assert "energy" in summary["error"]
     assert "\n" not in summary["error"]

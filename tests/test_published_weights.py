@@ -10,6 +10,7 @@ import pytest
 from device_cluster import daemons
 from pretrained import causal_folder, lora_run
 from resumed import differing
+from run_files import summary_of
 from safetensors.torch import load_file
 from thorough import chosen
 from torch import Tensor
@@ -76,7 +77,7 @@ def test_units_with_the_folder_receive_only_adapters(
     long to compute, are stored."""
     settings = lora_run(tmp_path, folder, kept)
     adapters = 3 * 2 * 2 * (16 + 16) - 3 * 2 * 8  # rank 2; the values' width is 8
-    found = json.loads((tmp_path / "summary.json").read_text())
+    found = summary_of(tmp_path)
     assert settings.model.num_blocks == 3
     assert found["bytes_down"] == 2 * 2 * 4 * adapters
     assert len(stored()) == (3 if kept == NF4 else 0)

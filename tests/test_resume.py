@@ -9,6 +9,7 @@ import pytest
 from federated import TINY, rewritten
 from flwr.app import Context, Message, RecordDict
 from resumed import SMALL, World, differing, outcome, tensors
+from run_files import rounds_of, summary_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 from test_chosen_heads import turning
@@ -74,8 +75,7 @@ def test_resume_removes_models_of_units_that_had_not_trained_by_the_checkpoint(
 ) -> None:
     options = ["framework=pipeline", "strategy=random", "channel.num_channels=1", "seed=3"]
     run_dir = World(tmp_path, *options).run(tmp_path / "run")
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["units"] for line in lines] == [[0], [0], [1]]
+    assert [line["units"] for line in rounds_of(run_dir)] == [[0], [0], [1]]
     shorter = World(tmp_path, *options, "federation.rounds=2").run(run_dir, "000001")
     models = sorted(path.name for path in (shorter / "model").glob("*.safetensors"))
     assert models == ["unit-0.safetensors"]
@@ -127,7 +127,7 @@ def test_units_with_fewer_rows_keep_the_state_of_the_remaining_rows(
     node.cached_units.cache_clear()
     world.run(run_dir, "000002")
     node.cached_units.cache_clear()
-    reports = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
+    reports = rounds_of(run_dir)
     assert [(each["units"], each["failures"]) for each in reports] == [([0, 1], {})] * 3
     assert "the previous checkpoint" not in caplog.text
     before, after = (CheckpointFolder(run_dir).read(each).training for each in ("000002", "000003"))
@@ -148,7 +148,7 @@ def test_a_resumed_run_suspends_failing_units_like_the_uninterrupted_run(tmp_pat
     options = "channel.num_channels=1", "federation.num_units=3", "federation.rounds=8"
     world = World(tmp_path, *options, "federation.keep=8")
     whole = world.run(tmp_path / "whole", client=failing)  # type: ignore[arg-type]
-    assert any(json.loads(line)["excluded"] for line in (whole / "metrics.jsonl").open())
+    assert any(line["excluded"] for line in rounds_of(whole))
     for begin in "000003", "000004", "000005":
         again = shutil.copytree(whole, tmp_path / begin, symlinks=True)
         world.run(again, begin, client=failing)  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def test_a_unit_that_reports_no_number_is_excluded_from_the_resumed_run(tmp_path
     world = World(tmp_path, "decoder.mode=control_unit", "strategy=all")
     run_dir = world.run(tmp_path / "run")
     world.run(run_dir, "000001", client=mute)  # type: ignore[arg-type]
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = rounds_of(run_dir)
     assert [line["units"] for line in lines] == [[0, 1], [0], [0]]
     assert [list(line["excluded"]) for line in lines] == [[], ["1"], ["1"]]
 
@@ -187,9 +187,9 @@ def test_times_and_curves_continue_in_a_resumed_run(
     run_dir = world.run(tmp_path / "run")
     before_s = CheckpointFolder(run_dir).read("000002").progress.wall_s
     world.run(run_dir, "000002")
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = rounds_of(run_dir)
     assert [line["wall_s"] > before_s for line in lines] == [False, False, True]
-    assert json.loads((run_dir / "summary.json").read_text())["wall_s"] > lines[2]["wall_s"]
+    assert summary_of(run_dir)["wall_s"] > lines[2]["wall_s"]
     curves = EventAccumulator(str(run_dir / "tensorboard")).Reload()
     assert [point.step for point in curves.Scalars("round/clock_s")] == [1, 2, 3]
 

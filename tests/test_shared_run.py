@@ -1,12 +1,12 @@
 """Runs whose plans share a stage between several simulated devices."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from federated import run, weights
+from run_files import rounds_of
 
 from collapipe.state import AffineLaw, SharingLaw
 from optim.cost import round_cost
@@ -41,8 +41,8 @@ def test_a_run_trains_its_shared_stages(tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     file = f"cluster.file={tmp_path / 'inventory.yaml'}"
     runs = [run(tmp_path / name, *SHARED, file) for name in ("one", "two")]
-    for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines():
-        (cluster,) = json.loads(line)["plan"]["clusters"]
+    for line in rounds_of(tmp_path / "one"):
+        (cluster,) = line["plan"]["clusters"]
         assert any(len(segment["shares"]) > 1 for segment in cluster["segments"])
     first, second = runs[0], weights(tmp_path / "two")
     assert all(first[name].equal(second[name]) for name in first)

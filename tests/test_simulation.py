@@ -1,6 +1,5 @@
 """A run in Flower's simulation engine gives the same weights as a run in one process."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from federated import TINY, weights
+from run_files import summary_of
 
 from collapipe.cli.resume import resume_run
 from collapipe.cli.run import run_job
@@ -41,7 +41,7 @@ def test_a_simulation_resumed_in_one_process_equals_a_run_in_one_process(
     expected, found = weights(local), weights(simulated)
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
-    summary = json.loads((simulated / "summary.json").read_text())
+    summary = summary_of(simulated)
     assert (summary["rounds_completed"], summary["status"]) == (3, "completed")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from federated import grid_of, train
+from run_files import summary_of
 
 from collapipe import config
 from collapipe.cli.predict import evaluate_file, predict_texts
@@ -48,13 +49,13 @@ def trained(run_dir: Path, *overrides: str) -> None:
 
 def metrics(run_dir: Path) -> tuple[str, set[str]]:
     """The names of the metric and of the extra metrics in a run's summary."""
-    metric = json.loads((run_dir / "summary.json").read_text())["metric"]
+    metric = summary_of(run_dir)["metric"]
     return metric["name"], set(metric["extra_metrics"])
 
 
 def loss_fell(run_dir: Path) -> bool:
     """Whether the last round's loss is below the first one's."""
-    loss = json.loads((run_dir / "summary.json").read_text())["train_loss"]
+    loss = summary_of(run_dir)["train_loss"]
     return bool(loss["last"] < loss["first"])
 
 
@@ -85,7 +86,7 @@ def test_classification(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def summary(run_dir: Path) -> dict[str, float]:
     """The metrics of a run's test rows."""
-    metric = json.loads((run_dir / "summary.json").read_text())["metric"]
+    metric = summary_of(run_dir)["metric"]
     return {metric["name"]: metric["value"], **metric["extra_metrics"]}
 
 
@@ -148,7 +149,7 @@ def test_evaluation_on_units_equals_evaluation_on_the_server(tmp_path: Path, tas
     model = CAUSAL if task == "causal_lm" else ENCODER
     short = "federation.local_steps=2", "data.max_eval_samples=20", "federation.num_units=2"
     trained(tmp_path, f"task={task}", *model, *short, "evaluation.where=both")
-    found = json.loads((tmp_path / "summary.json").read_text())
+    found = summary_of(tmp_path)
     on_units = found["on_units"]
     assert on_units["rows"] == {"0": 10, "1": 10}
     assert on_units["loss"] == found["test_loss"]

@@ -2,11 +2,11 @@
 
 import functools
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from run_files import rounds_of
 
 from collapipe.cli.run import run_job
 from reproduction import fig11, frameworks
@@ -39,7 +39,7 @@ def test_a_history_equals_the_run_of_the_command(framework: str, tmp_path: Path)
     options = (f"framework={framework}", *SMALL)
     own = "seed=3", "federation.rounds=3", f"hydra.run.dir={tmp_path}"
     run_job(["experiment=fig11", *options, *STRATEGIES["dssra"], *own])
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = rounds_of(tmp_path)
     history = run_histories(3, 3, {"": (options, STRATEGIES["dssra"])})[""]
     assert len(lines) == 3
     for line, result in zip(lines, history, strict=True):

@@ -1,6 +1,5 @@
 """Units that miss rounds, leave, return as other nodes or join late do not stop the others."""
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 from federated import settings_of, train
 from flwr.app import Context, Error, Message, RecordDict
 from resumed import differing
+from run_files import rounds_of
 from scripted_units import UNTRAINED, scripted_units
 
 from collapipe.flower.inline_grid import InlineGrid
@@ -114,7 +114,7 @@ class Moving(InlineGrid):
         self._contexts[as_node] = Context(was.run_id, as_node, *how)
 
 
-def rounds_of(
+def finished(
     folder: Path, turn: Callable[[Moving, int], None], *options: str, absent: int = 0
 ) -> tuple[list[list[int]], Moving]:
     """The units that finished each round, and the grid."""
@@ -122,8 +122,7 @@ def rounds_of(
     grid = Moving(turn)
     grid.absent |= {absent}
     train(grid, settings)
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["units"] for line in lines], grid
+    return [line["units"] for line in rounds_of(folder)], grid
 
 
 def test_a_unit_that_leaves_is_excluded_until_it_returns_as_another_node(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_a_unit_that_leaves_is_excluded_until_it_returns_as_another_node(tmp_pat
         if round_ == 4:
             grid.restart(3, as_node=50)
 
-    units, grid = rounds_of(tmp_path, turn, "federation.rounds=5")
+    units, grid = finished(tmp_path, turn, "federation.rounds=5")
     assert units == [[0, 1, 2], [0, 2], [0, 2], [0, 2], [0, 1, 2]]
     assert grid.asked.count(3) == 1  # in the round that it missed
 
@@ -145,7 +144,7 @@ def test_a_unit_that_joins_late_takes_part_from_the_next_round(tmp_path: Path) -
             grid.absent.clear()
 
     fewer = "federation.min_units=2", "federation.wait_s=0", "federation.rounds=3"
-    units, _ = rounds_of(tmp_path, turn, *fewer, absent=4)
+    units, _ = finished(tmp_path, turn, *fewer, absent=4)
     assert units == [[0, 1], [0, 1], [0, 1, 2]]
 
 
@@ -163,7 +162,7 @@ def test_a_unit_that_does_not_send_its_state_does_not_prevent_a_checkpoint(
             grid.asked.clear()
 
     options = "federation.rounds=3", "federation.keep=3"
-    units, grid = rounds_of(tmp_path, turn, *options)
+    units, grid = finished(tmp_path, turn, *options)
     assert units == [[0, 1, 2], [0, 1, 2], [0, 2]]
     # Round 2's training and checkpoint; then nothing, its state, or round 3's two messages.
     assert grid.asked.count(3) == 1 + asked

@@ -1,10 +1,10 @@
 """A unit whose owner allows no further round is named and excluded, and the run continues."""
 
-import json
 from pathlib import Path
 
 from federated import play
 from flwr.app import Context, Message
+from run_files import rounds_of
 from scripted_units import UNTRAINED, scripted_units
 
 from collapipe.state import unknown_cluster
@@ -40,7 +40,7 @@ def test_a_run_continues_without_a_unit_with_a_spent_budget(tmp_path: Path) -> N
 
     options = *UNTRAINED, "privacy=private", "federation.rounds=3"
     play(tmp_path / "run", *options, client=client)  # type: ignore[arg-type]
-    first, second, third = map(json.loads, (tmp_path / "run" / "metrics.jsonl").open())
+    first, second, third = rounds_of(tmp_path / "run")
     assert [each["units"] for each in (first, second, third)] == [[0, 1, 2], [0, 2], [0, 2]]
     for failures in second["failures"], third["excluded"]:
         assert failures == {"1": f'{SPENT}: "{REFUSES.message}"'}

@@ -1,7 +1,6 @@
 """The units of a run: there are as many nodes as units, and each node reports its number."""
 
 import gc
-import json
 import threading
 import weakref
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from federated import rewritten, run
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from run_files import rounds_of
 from scripted_units import UNTRAINED, scripted_units
 from sections import run_settings
 
@@ -153,7 +153,7 @@ def test_a_unit_with_an_invalid_reply_is_excluded_and_named(
         return honest(message, context)
 
     run(tmp_path, *UNTRAINED, client=client)  # type: ignore[arg-type]
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = rounds_of(tmp_path)
     assert [line["units"] for line in lines] == [[0, 2], [0, 1, 2]]
     assert list(lines[0]["excluded"]) == ["1"]
     assert cause in lines[0]["excluded"]["1"]

@@ -3,7 +3,6 @@
 import errno
 import gzip
 import io
-import json
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 from federated import TINY, play
+from run_files import rounds_of, summary_of
 
 import collapipe
 from collapipe.cli import run
@@ -208,7 +208,7 @@ def test_a_run_writes_its_summary_metrics_and_model(command: Command, tmp_path: 
     status, out, err = command("run", *TINY, "federation.eval_every=1", f"hydra.run.dir={tmp_path}")
     assert status == 0, err
     assert str(tmp_path) in out.replace("\n", "")
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = summary_of(tmp_path)
     assert summary["task"] == "dates"
     assert summary["metric"]["name"] == "BLEU"
     assert "version:" in summary["metric"]["signature"]
@@ -217,7 +217,7 @@ def test_a_run_writes_its_summary_metrics_and_model(command: Command, tmp_path: 
     assert summary["samples"] == 2 * 2 * 3 * 6
     assert summary["wall_s"] > 0
     assert summary["bytes_up"] > summary["bytes_down"] > 0
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = rounds_of(tmp_path)
     assert [line["round"] for line in lines] == [1, 2]
     assert all(line["units"] == [0, 1, 2] and line["metric"]["value"] >= 0 for line in lines)
     took = lines[0]["seconds"]
@@ -343,9 +343,7 @@ def test_prediction_does_not_need_the_training_data(command: Command, tmp_path: 
 def test_a_sweep_runs_every_combination(command: Command, tmp_path: Path) -> None:
     options = ["seed=0,1", "strategy=all,random", f"hydra.sweep.dir={tmp_path}"]
     assert command("run", "-m", *TINY, *options)[0] == 0
-    seeds = [
-        json.loads((tmp_path / str(job) / "summary.json").read_text())["seed"] for job in range(4)
-    ]
+    seeds = [summary_of(tmp_path / str(job))["seed"] for job in range(4)]
     assert seeds == [0, 0, 1, 1]
 
 
@@ -354,7 +352,7 @@ def test_a_sweep_continues_after_a_failed_job(command: Command, tmp_path: Path) 
     status, out, err = command("run", "-m", *TINY, *ALONE, *options)
     assert status == 1
     assert "1 of 2 jobs failed: 0" in err
-    assert json.loads((tmp_path / "1" / "summary.json").read_text())["status"] == "completed"
+    assert summary_of(tmp_path / "1")["status"] == "completed"
     rows = {line.split()[0]: line for line in out.splitlines() if "optimizer.lr=" in line}
     assert "failed" in rows["0"] and "completed" in rows["1"]
     assert f"report: collapipe report {tmp_path / '1'}\n" in out  # job 0 has no measurements
@@ -484,7 +482,7 @@ def test_options_are_read_from_a_file_or_from_a_runs_saved_configuration(
     ]:
         status, out, err = command("run", *options, f"hydra.run.dir={run_dir}")
         assert status == 0, out + err
-    summaries = [json.loads((run_dir / "summary.json").read_text()) for run_dir in runs[:2]]
+    summaries = [summary_of(run_dir) for run_dir in runs[:2]]
     assert [(each["seed"], each["rounds_completed"]) for each in summaries] == [(7, 1), (7, 1)]
     first, second = (yaml.safe_load((each / "config.yaml").read_text()) for each in runs[:2])
     assert first["strategy"]["_target_"] == "optim.baselines.RandomUnits"
@@ -493,7 +491,7 @@ def test_options_are_read_from_a_file_or_from_a_runs_saved_configuration(
     options = ["-m", "--config", str(runs[1] / "config.yaml"), "seed=1,2"]
     status, out, err = command("run", *options, f"hydra.sweep.dir={runs[2]}")
     assert status == 0, out + err
-    sweep = [json.loads((runs[2] / job / "summary.json").read_text()) for job in "01"]
+    sweep = [summary_of(runs[2] / job) for job in "01"]
     assert [(each["seed"], each["rounds_completed"]) for each in sweep] == [(1, 1), (2, 1)]
     status, _, err = command("run", "--config", str(tmp_path / "absent.yaml"))
     assert (status, err.count("\n")) == (2, 1)
@@ -557,7 +555,7 @@ def test_an_interrupted_run_keeps_its_finished_rounds(
     _, err = process.communicate()
     assert process.returncode == 130, err
     assert err.decode().splitlines() == ["interrupted"]
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = summary_of(tmp_path)
     lines = metrics.read_text().splitlines()
     assert summary["status"] == "interrupted"
     assert summary["rounds_completed"] in (len(lines), len(lines) + 1)

@@ -13,6 +13,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from resumed import World
+from run_files import summary_of
 
 from client_app.app import app as units
 from collapipe.cli.resume import resume_run
@@ -243,13 +244,13 @@ def test_a_unit_that_fails_to_send_its_state_is_logged_and_not_saved(
         return answer(message) if context.node_config["partition-id"] else units(message, context)
 
     run_dir = world.run(tmp_path / "run", client=client)
-    assert json.loads((run_dir / "summary.json").read_text())["status"] == "completed"
+    assert summary_of(run_dir)["status"] == "completed"
     checkpoints = CheckpointFolder(run_dir)
     assert [[*checkpoints.read(name).training.units] for name in checkpoints.names()] == [[0]] * 3
     lines = [each for each in caplog.messages if each.startswith("unit 1: ")]
     assert len(lines) == 3 and all(why in line for line in lines)
     world.run(run_dir, "000002")  # unit 1 starts without state, like a new unit
-    assert json.loads((run_dir / "summary.json").read_text())["rounds_completed"] == 3
+    assert summary_of(run_dir)["rounds_completed"] == 3
 
 
 def test_a_changed_number_of_rounds_with_linear_decay_is_a_warning(

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from federated import TINY
+from run_files import summary_of
 
 from collapipe.cli import trial
 from collapipe.cli.app import child_command
@@ -66,6 +67,6 @@ def test_a_trial_trains_and_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "collapipe", "deploy", "trial", "--units", "2", "--", "run"]
     ended = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"
+    assert summary_of(tmp_path / "run")["status"] == "completed"
     left = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
     assert [each for each in left if "collapipe-trial-" in each] == []

@@ -1,11 +1,11 @@
 """A run uses the channels and uplinks of an inventory."""
 
-import json
 from pathlib import Path
 
 import federated
 import numpy as np
 import pytest
+from run_files import rounds_of
 
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
@@ -33,7 +33,7 @@ def test_units_have_the_files_uplinks_and_the_runs_own_bits() -> None:
 
 def test_a_run_is_scheduled_with_the_files_channels_and_uplinks(tmp_path: Path) -> None:
     federated.play(tmp_path, *FILE, "model.num_blocks=4", "strategy.energy=adapters")
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = rounds_of(tmp_path)
     inventory = read_inventory(JOINT)
     for line in lines:
         planned = line["plan"]["clusters"]

@@ -1,11 +1,11 @@
 """Estimates of β, φ² and ξ from training, compared with a loss whose constants are known."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from federated import play
+from run_files import rounds_of, summary_of
 
 from collapipe.state import Estimates
 from server_app.planning.estimates import RoundObservation, estimate
@@ -52,8 +52,8 @@ def test_smoothness_uses_the_step_length_of_the_earlier_round() -> None:
 
 def test_a_run_records_the_set_and_the_estimated_constants(tmp_path: Path) -> None:
     play(tmp_path, "federation.rounds=3", "strategy.constants=estimated")
-    summary = json.loads((tmp_path / "summary.json").read_text())["constants"]
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    summary = summary_of(tmp_path)["constants"]
+    lines = rounds_of(tmp_path)
     assert summary["source"] == "estimated"
     assert summary["set"]["kappa"] == 1
     assert summary["estimated"] == lines[-1]["estimates"]

@@ -1,7 +1,6 @@
 """The scheduler: strategies see the same world, plans repeat, units and rounds can be left out."""
 
 import gzip
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ import pytest
 from federated import rewritten, run, settings_of
 from flwr.app import Context, Message, RecordDict
 from pydantic import TypeAdapter
+from run_files import rounds_of
 from scripted_units import UNTRAINED, scripted_units
 from step_laws import law_of, stages_of
 
@@ -213,10 +213,10 @@ def test_planning_again_from_the_log_of_a_run_gives_its_plans(tmp_path: Path) ->
     run(tmp_path / "run", *overrides, client=scripted_units())
     settings = settings_of(tmp_path / "run", overrides)
     planner = settings.build("strategy")
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    lines = rounds_of(tmp_path / "run")
     requests = gzip.decompress((tmp_path / "run" / REQUESTS).read_bytes()).splitlines()
     assert len(requests) == len(lines) == 3
-    for line, text in zip(map(json.loads, lines), requests, strict=True):
+    for line, text in zip(lines, requests, strict=True):
         rng = np.random.default_rng(derive(settings.seed, "plan", line["round"]))
         plan = planner.plan_round(_REQUEST.validate_json(text), rng)
         logged = line["plan"]
@@ -517,7 +517,7 @@ def test_a_run_continues_without_a_unit_that_sends_invalid_reports(
 ) -> None:
     """The unit's first three reports are invalid, and the fourth is valid."""
     run(tmp_path, *FAST, client=lying(1, {'"v":0.0': '"v":NaN'}, 3))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = rounds_of(tmp_path)
     assert [list(line["excluded"]) for line in lines] == [["1"], ["1"], []]
     assert [line["units"] for line in lines] == [[0, 2], [0, 2], [0, 1, 2]]
     assert capsys.readouterr().out.count("unit 1 is excluded: WireError: not a ClusterState") == 1
@@ -545,7 +545,7 @@ def test_an_invalid_reply_to_a_repeated_question_affects_no_other_unit(
         return reply
 
     run(tmp_path, *FAST, client=client)  # type: ignore[arg-type]
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = rounds_of(tmp_path)
     assert requests == [3]  # at the start, before rounds 1 and 2, then less often
     assert [list(line["excluded"]) for line in lines] == [["1"]] * 3
     assert [line["units"] for line in lines] == [[0, 2]] * 3

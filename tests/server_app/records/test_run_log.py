@@ -1,7 +1,6 @@
 """The records that a run writes: rows for spreadsheets, curves for trackers."""
 
 import csv
-import json
 import socket
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from federated import play, settings_of
 from round_report import round_report
+from run_files import rounds_of, summary_of
 
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
@@ -18,7 +18,7 @@ from server_app.records.run_log import csv_row, mlflow_log
 
 def test_metrics_csv_has_a_row_for_each_round(tmp_path: Path) -> None:
     play(tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = rounds_of(tmp_path)
     with (tmp_path / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["round"] for row in rows] == ["1", "2"]
@@ -33,9 +33,9 @@ def test_mlflow_gets_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     uri = (tmp_path / "store").as_uri()
     play(tmp_path / "run", f"tracking.mlflow='{uri}'")
     client, run_id = MlflowClient(uri), (tmp_path / "run" / "mlflow_run_id").read_text()
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    lines = rounds_of(tmp_path / "run")
     history = client.get_metric_history(run_id, "train/loss")
-    assert [entry.value for entry in history] == [json.loads(line)["train_loss"] for line in lines]
+    assert [entry.value for entry in history] == [line["train_loss"] for line in lines]
     run = client.get_run(run_id)
     assert (run.info.status, run.data.params["task"]) == ("FINISHED", "dates")
 
@@ -57,7 +57,7 @@ def test_a_run_continues_if_mlflow_stops_answering(
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
     monkeypatch.setattr(MlflowClient, "set_terminated", refused)
     play(tmp_path / "run", f"tracking.mlflow='{(tmp_path / 'store').as_uri()}'")
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
+    assert summary_of(tmp_path / "run")["status"] == "completed"
     for what in ("round 1", "round 2", "the run's end"):
         assert f"tracking.mlflow: {what} is not logged: connection refused" in caplog.text
 

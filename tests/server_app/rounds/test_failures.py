@@ -13,6 +13,7 @@ from federated import rewritten, run, weights
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from made_request import request_for
+from run_files import rounds_of, summary_of
 from scripted_units import UNTRAINED, scripted_units
 from step_laws import law_of
 
@@ -88,15 +89,11 @@ def hang_until_cancelled() -> None:
         time.sleep(0.01)
 
 
-def lines(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_unit_that_raises_is_excluded_from_the_round_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted(tmp_path / "run", explode, {1}, {1})
-    first, second = lines(tmp_path / "run")
+    first, second = rounds_of(tmp_path / "run")
     assert first["units"] == [0, 2]
     assert "ValueError: the battery is empty" in first["failures"]["1"]
     assert second["units"] == [0, 1, 2]
@@ -126,7 +123,7 @@ def test_a_unit_that_fails_late_has_the_same_effect_as_one_that_never_began(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Pipeline, "step", give_up)
         failed_late = run(tmp_path / "late")
-    assert lines(tmp_path / "late")[0]["units"] == [0, 2]
+    assert rounds_of(tmp_path / "late")[0]["units"] == [0, 2]
     assert all(torch.equal(never_began[name], failed_late[name]) for name in never_began)
 
 
@@ -142,7 +139,7 @@ def test_a_unit_that_hangs_is_cancelled_at_its_next_action(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted(tmp_path / "run", hang_until_cancelled, {2}, {1}, "federation.round_timeout_s=2")
-    first, second = lines(tmp_path / "run")
+    first, second = rounds_of(tmp_path / "run")
     assert first["units"] == [0, 1]
     assert "no answer in 2 s" in first["failures"]["2"]
     assert second["units"] == [0, 1, 2]
@@ -159,7 +156,7 @@ def test_a_unit_that_cannot_be_cancelled_delays_no_other_unit(
         never.wait()
 
     scripted(tmp_path / "run", wait, {0}, {1}, "federation.round_timeout_s=2")
-    first, second = lines(tmp_path / "run")
+    first, second = rounds_of(tmp_path / "run")
     assert first["units"] == second["units"] == [1, 2]
     assert first["failures"]["0"].startswith("Timeout")
     assert list(second["excluded"]) == ["0"]  # it is asked before the round and is still busy
@@ -176,7 +173,7 @@ def test_a_round_without_any_unit_ends_the_run_with_a_few_causes(tmp_path: Path)
     cause = f'ClientApp: "ValueError: the battery is empty ({place})"'
     causes = "; ".join(f"unit {unit}: {cause}" for unit in range(3))
     assert str(failed.value) == f"round 2: every unit failed: {causes} and 2 more"
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert summary["status"] == "failed"
     assert summary["rounds_completed"] == 1
     assert summary["error"] == str(failed.value)
@@ -203,7 +200,7 @@ def test_a_unit_that_reports_a_non_finite_loss_is_excluded_from_the_round(
     """The heads are on the units or on the server; heads on the server have already learned."""
     options, app = ((), client_app) if trains else (UNTRAINED, scripted_units())
     run(tmp_path / "run", *options, client=claims_divergence(app))
-    first, second = lines(tmp_path / "run")
+    first, second = rounds_of(tmp_path / "run")
     assert first["units"] == second["units"] == [2]
     assert first["failures"] == dict.fromkeys("01", 'NonFiniteLossError: "it is NaN"')
 
@@ -242,7 +239,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights
     message = r"unit \d: .*round \d, step [1-9]: the loss is .*; lower optimizer\.lr"
     with pytest.raises(NonFiniteLossError, match=message):
         run(tmp_path / "run", *diverging, "federation.rounds=5")
-    done = json.loads((tmp_path / "run" / "summary.json").read_text())["rounds_completed"]
+    done = summary_of(tmp_path / "run")["rounds_completed"]
     kept = weights(tmp_path / "run")
     assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.values())
     settings, _, tokenizer = load_model(tmp_path / "run")
@@ -267,7 +264,7 @@ def test_a_unit_that_fails_within_a_step_does_not_disturb_others(tmp_path: Path,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link.DecoderLink, "submit", submit)
         run(tmp_path / "run", f"decoder.mode={mode}")
-    first, second = lines(tmp_path / "run")
+    first, second = rounds_of(tmp_path / "run")
     assert len(first["units"]) == 2
     assert "pulled the plug" in str(first["failures"])
     assert second["units"] == [0, 1, 2]
@@ -308,7 +305,7 @@ def test_invalid_activations_exclude_their_unit_from_the_round(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link, "encode", hostile)
         found = run(tmp_path / "run", *options)
-    for line in lines(tmp_path / "run"):
+    for line in rounds_of(tmp_path / "run"):
         assert line["units"] == [0, 2]
         assert line["failures"]["1"].startswith(kind)  # type: ignore[index]
     shared = "decoder.mode=shared" in options  # then the order of steps is the order of arrival
@@ -328,7 +325,7 @@ def test_a_head_that_moved_too_far_is_excluded_with_its_unit(
 
     monkeypatch.setattr(heads.Heads, "weights", far)
     run(tmp_path / "run")
-    for line in lines(tmp_path / "run"):
+    for line in rounds_of(tmp_path / "run"):
         assert line["units"] == [0, 2]
         assert line["failures"]["1"].startswith("OutlyingUpdate")  # type: ignore[index]
 
@@ -339,7 +336,7 @@ def test_a_unit_whose_head_failed_is_excluded_even_if_its_report_is_valid(
     seen = Failure("NonFiniteLossError", "the head's loss is NaN")
     monkeypatch.setattr(heads.Heads, "failure", lambda self, unit: seen if unit == 1 else None)
     run(tmp_path / "run", *UNTRAINED, "federation.rounds=1", client=scripted_units())
-    (line,) = lines(tmp_path / "run")
+    (line,) = rounds_of(tmp_path / "run")
     assert line["units"] == [0, 2]
     assert line["failures"] == {"1": "NonFiniteLossError: the head's loss is NaN"}
 
@@ -349,7 +346,7 @@ ALONE = "strategy=random", "strategy.num_scheduled=1", "federation.rounds=9"
 
 def test_a_failure_of_a_rounds_only_unit_skips_the_round(tmp_path: Path) -> None:
     scripted(tmp_path / "run", explode, {1}, {*range(10)}, *ALONE)
-    metrics = lines(tmp_path / "run")
+    metrics = rounds_of(tmp_path / "run")
     chosen = [line["plan"]["clusters"][0]["unit"] for line in metrics]  # type: ignore[index]
     assert {*chosen} == {0, 1, 2}
     assert [line["units"] for line in metrics] == [[] if unit == 1 else [unit] for unit in chosen]
@@ -361,7 +358,7 @@ def test_the_run_ends_after_every_unit_has_failed_alone(tmp_path: Path) -> None:
     with pytest.raises(RoundFailedError) as failed:
         scripted(tmp_path / "run", explode, {0, 1, 2}, begun, *ALONE)
     assert all(f"unit {unit}: ClientApp" in str(failed.value) for unit in range(3))
-    assert [bool(line["skipped"]) for line in lines(tmp_path / "run")][:2] == [False, True]
+    assert [bool(line["skipped"]) for line in rounds_of(tmp_path / "run")][:2] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -376,7 +373,7 @@ def test_a_failing_unit_that_is_always_chosen_is_suspended_ever_longer(
     """
     options = *strategy.split(), "federation.rounds=12", "federation.local_steps=1"
     scripted(tmp_path / "run", explode, {1}, {*range(99)}, *options)
-    metrics = lines(tmp_path / "run")
+    metrics = rounds_of(tmp_path / "run")
     rests = [line["round"] for line in metrics if line["excluded"]]
     failed = [line["round"] for line in metrics if line["failures"]]
     assert sum(not line["units"] for line in metrics) == len(failed) <= 4
@@ -432,7 +429,7 @@ def test_a_run_that_diverges_in_its_last_step_has_the_status_failed(tmp_path: Pa
     once = ("federation.rounds=1", "federation.local_steps=1")
     with pytest.raises(NonFiniteLossError):
         run(tmp_path / "run", *once, "optimizer=sgd", "optimizer.lr=1e25")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert (summary["status"], summary["exit_status"]) == ("failed", 1)
 
 
@@ -468,7 +465,7 @@ def test_an_unexpected_error_is_in_the_summary(
     monkeypatch.setattr("server_app.rounds.global_model.average", broken)
     with pytest.raises(ZeroDivisionError):
         run(tmp_path / "run", *UNTRAINED, client=scripted_units())
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert (summary["status"], summary["error"]) == ("failed", "ZeroDivisionError: a bug")
 
 
@@ -592,7 +589,7 @@ def test_false_replies_exclude_only_their_units_from_the_round(
     options = (f"federation.num_units={len(LIES) + 1}", "federation.rounds=1")
     options += ("strategy=all", *UNTRAINED)
     run(tmp_path / "run", *options, client=lying)  # type: ignore[arg-type]
-    (first,) = lines(tmp_path / "run")
+    (first,) = rounds_of(tmp_path / "run")
     assert first["units"] == [len(LIES)]
     causes = first["failures"]
     messages = ["impossible for its round"] * 16 + ["cannot be read", "other weights"]
@@ -619,7 +616,7 @@ def test_a_unit_is_named_if_its_next_devices_cannot_be_planned(
 
     options = "federation.num_units=2", "federation.rounds=1", "strategy=all", *UNTRAINED
     run(tmp_path / "run", *options, client=lying)  # type: ignore[arg-type]
-    (line,) = lines(tmp_path / "run")
+    (line,) = rounds_of(tmp_path / "run")
     assert line["units"] == [0, 1]
     assert "round 1: unit 1 is excluded until it reports devices" in caplog.text
     assert "num_samples" in caplog.text

@@ -1,6 +1,5 @@
 """The noisy mean of clipped updates: the influence of one unit, and the ε that a run reports."""
 
-import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
 from resumed import World
+from run_files import rounds_of, summary_of
 from scripted_units import UNTRAINED, scripted_units
 from sections import privacy_settings
 
@@ -162,7 +162,7 @@ def test_a_unit_is_charged_for_the_rounds_whose_sums_contain_its_update(tmp_path
 
     options = *UNTRAINED, "strategy=random", "strategy.num_scheduled=1", "federation.rounds=6"
     play(tmp_path / "run", "privacy=private", *options, client=client)  # type: ignore[arg-type]
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    lines = rounds_of(tmp_path / "run")
     planned = [line["plan"]["clusters"][0]["unit"] for line in lines]
     assert {*planned} == {0, 1, 2}
     rounds = RunFolder(tmp_path / "run", resumed=True).account()
@@ -192,8 +192,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_ends_before_epsilon_exceeds_its_limit_and_reports_why(whole: Path) -> None:
-    summary = json.loads((whole / "summary.json").read_text())
-    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    summary = summary_of(whole)
+    lines = rounds_of(whole)
     assert (summary["status"], len(lines)) == ("completed", 2)
     assert summary["privacy"]["epsilon"] == lines[-1]["epsilon"] <= 1.6 < 2 * lines[0]["epsilon"]
     assert "privacy.max_epsilon=1.6 is spent" in summary["privacy"]["ended"]
@@ -213,7 +213,7 @@ def test_noise_comes_from_the_operating_system_unless_a_seed_is_set(
     settings = settings_of(tmp_path, ["privacy=private", *few])
     assert "the mean of 2 units is 200 times" in str(noise_warning(settings, 10_000))
     assert not_finite(found) is None
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert summary["privacy"]["noise"] == "the operating system's"
 
 
@@ -256,11 +256,11 @@ def test_rounds_that_a_resumed_run_repeats_count_twice_in_epsilon(tmp_path: Path
     assert RunFolder(once, resumed=True).account() == {0: 3, 1: 3}
     world = World(tmp_path, *UNTRAINED, "privacy=private", "federation.rounds=4")
     world.run(once, "000001", scripted_units())
-    found = [json.loads(line)["epsilon"] for line in (once / "metrics.jsonl").open()]
+    found = [line["epsilon"] for line in rounds_of(once)]
     # rounds 2 and 3 count twice
     expected = [epsilon(world.settings.privacy, rounds) for rounds in (1, 4, 5, 6)]
     assert found == expected
-    assert json.loads((once / "summary.json").read_text())["privacy"]["epsilon"] == expected[-1]
+    assert summary_of(once)["privacy"]["epsilon"] == expected[-1]
 
 
 def test_a_run_with_a_spent_budget_is_not_resumed_and_keeps_its_last_rounds(tmp_path: Path) -> None:

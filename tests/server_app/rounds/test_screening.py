@@ -1,6 +1,5 @@
 """Screening of updates: false weights are excluded, false values are bounded, honest units stay."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
 from lying import Lie, Lying
+from run_files import rounds_of
 from scripted_units import UNTRAINED, scripted_units
 
 from client_app.app import app as client_app
@@ -43,10 +43,6 @@ def whole() -> float:
     return 5.0
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def lied_to(folder: Path, lie: Lie, trains: bool) -> Tensors:
     """The weights after two rounds in which unit 1 lies; the heads of units that train are on the
     server."""
@@ -71,7 +67,7 @@ def test_a_unit_with_false_weights_does_not_change_the_result(
     found = lied_to(tmp_path / "run", lie, trains)
     expected = without_unit_1[trains]
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    for line in lines(tmp_path / "run"):
+    for line in rounds_of(tmp_path / "run"):
         assert line["units"] == [0, 2]
         assert line["failures"]["1"].startswith(("OutlyingUpdate", "WireError"))
 
@@ -81,7 +77,7 @@ def test_a_median_resists_false_weights_without_screening(tmp_path: Path) -> Non
     options = "server_optimizer.average=median", "federation.max_update_norm=null"
     honest = run(tmp_path / "honest", *options)
     lied = run(tmp_path / "lied", *options, client=Lying(scaled(1e6), {1}))  # type: ignore[arg-type]
-    assert lines(tmp_path / "lied")[-1]["units"] == [0, 1, 2]
+    assert rounds_of(tmp_path / "lied")[-1]["units"] == [0, 1, 2]
     assert update_norm(lied, honest) < 10
 
 
@@ -187,7 +183,7 @@ def test_false_values_of_a_unit_have_a_bounded_effect_on_estimates(
 
     option = f"federation.max_update_norm={limit}"
     run(tmp_path / "run", *UNTRAINED, option, client=lying)  # type: ignore[arg-type]
-    last = lines(tmp_path / "run")[-1]
+    last = rounds_of(tmp_path / "run")[-1]
     assert last["units"] == [0, 1, 2] and last["train_loss"] > 1e5
     assert 0 < last["estimates"]["gradient_bound"] < 1e3
 
@@ -197,7 +193,7 @@ def test_a_unit_that_is_alone_in_its_first_round_does_not_end_the_run(tmp_path: 
     lie = scaled(1e30)
     options = *UNTRAINED, "channel.num_channels=1", "federation.rounds=6"
     run(tmp_path / "run", *options, client=Lying(lie, {1}, scripted_units()))  # type: ignore[arg-type]
-    reports = lines(tmp_path / "run")
+    reports = rounds_of(tmp_path / "run")
     assert all(line["units"] != [1] for line in reports)
     assert {unit for line in reports for unit in line["units"]} == {0, 2}
 

@@ -15,6 +15,7 @@ import pytest
 from device_cluster import Work, daemons, plan_of
 from federated import TINY, run
 from pydantic import TypeAdapter
+from run_files import rounds_of
 
 from collapipe import __version__
 from collapipe.cli.device import measure, survey, trial_round
@@ -123,8 +124,8 @@ def test_devices_are_checked_measured_planned_and_trained_on(
         first, *_ = read_requests(read_run(tmp_path / "run"))
         assert first.clusters[0].step == TypeAdapter(StepLaw).validate_python(step)
         spread = first.clusters[0].step.spread
-        (line, *_) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-        assert json.loads(line)["cost"]["clusters"][0]["spread"] == spread
+        (line, *_) = rounds_of(tmp_path / "run")
+        assert line["cost"]["clusters"][0]["spread"] == spread
         status, _, err = command("plan", file)
         assert status == 2 and "another model" in err
 

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import federated
 import pytest
 from device_cluster import daemons
+from run_files import rounds_of
 
 from client_app.node import cached_units
 from collapipe.inventory.measured_step import step_file
@@ -30,7 +31,7 @@ def trained(run_dir: Path, file: Path, rounds: int, resume: str | None = None) -
     settings = federated.settings_of(run_dir, options)
     cached_units.cache_clear()
     federated.train(federated.grid_of(settings), settings, resume)
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    lines = rounds_of(run_dir)
     return [each["plan"]["clusters"][0]["segments"] for each in lines]
 
 
