@@ -9,7 +9,7 @@ every m within the caps of memory and energy, and the m with the least latency i
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -95,7 +95,8 @@ def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> 
     best_channel_s = (on_uplink or problem.activation_s)[:1]  # the time on the best channel
     best = exact_partition(replace(problem, activation_s=tuple(best_channel_s))).best
     chosen = rng.choice(len(problem.devices), size=best.num_segments, replace=False)
-    return _spread(problem, chosen.tolist()), best.num_micro_batches
+    held = even_blocks(problem.num_blocks, best.num_segments)
+    return _placed(problem, chosen, held), best.num_micro_batches
 
 
 @single_point("gpipe")
@@ -116,15 +117,14 @@ def even_blocks(num_blocks: int, num_segments: int) -> list[int]:
 
 
 def _even(problem: ClusterProblem) -> tuple[int, ...]:
-    return _spread(problem, range(min(len(problem.devices), problem.num_blocks)))
+    count = min(len(problem.devices), problem.num_blocks)
+    return _placed(problem, range(count), even_blocks(problem.num_blocks, count))
 
 
-def _spread(problem: ClusterProblem, chosen: Sequence[int]) -> tuple[int, ...]:
-    """Split the blocks evenly over the chosen devices, in their order."""
-    blocks = [0] * len(problem.devices)
-    for device, held in zip(chosen, even_blocks(problem.num_blocks, len(chosen)), strict=True):
-        blocks[device] = held
-    return tuple(blocks)
+def _placed(problem: ClusterProblem, chosen: Iterable[int], held: Iterable[int]) -> tuple[int, ...]:
+    """Return the blocks of all devices, of which the chosen ones hold these, in their order."""
+    blocks = dict(zip(map(int, chosen), held, strict=True))
+    return tuple(blocks.get(device, 0) for device in range(len(problem.devices)))
 
 
 @single_point("pipedream")
@@ -165,10 +165,7 @@ def _fastest(problem: ClusterProblem, choose: Callable[[Floats], Sequence[int]])
         stages = stage_times(problem, m)
         usable = np.isfinite(stages[:, 0]).nonzero()[0]
         chosen = usable[choose(stages[usable])]
-        blocks = [0] * len(problem.devices)
-        for device, held in zip(chosen.tolist(), slowest_stage_split(stages[chosen]), strict=True):
-            blocks[device] = held
-        splits.append((tuple(blocks), m))
+        splits.append((_placed(problem, chosen, slowest_stage_split(stages[chosen])), m))
     return min(splits, key=lambda split: split_latency(problem, *split))
 
 
