@@ -144,10 +144,10 @@ def _devices(run: reading.Run, last: RoundReport) -> list[Line]:
 
 
 def _checkpoint(folder: Path, now_s: float) -> list[Line]:
-    if (checkpoint := reading.latest_checkpoint(folder)) is None:
+    if not (found := reading.checkpoints(folder)):
         return []
-    age = _ago(now_s - reading.modified_s(checkpoint))
-    return [("checkpoint", f"of round {int(checkpoint.name)}, {age}")]
+    age = _ago(now_s - reading.modified_s(found[-1]))
+    return [("checkpoint", f"of round {int(found[-1].name)}, {age}")]
 
 
 def _ago(elapsed_s: float) -> str:

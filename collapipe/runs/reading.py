@@ -1,5 +1,6 @@
 """Read a run's folder, also during the run or after a failure."""
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from collapipe.runs.folder import check_there
 T = TypeVar("T")
 NO_UPLOADS = "uploads not counted"
 SOME_UPLOADS = "uploads counted in some rounds only"
+_CHECKPOINT = re.compile(r"[0-9]{6,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +168,21 @@ def latest_run(outputs: Path = Path("outputs")) -> Path:
     return max(last, key=last.__getitem__)
 
 
-def latest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the folder of the last checkpoint, named by its round; None without a checkpoint."""
-    found = (run_dir / "checkpoints").glob("[0-9]*")
-    named = (path for path in found if path.name.isascii() and path.name.isdigit())
-    return max(named, key=lambda path: int(path.name), default=None)
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Return the folders of the existing checkpoints, which are named by their rounds, oldest
+    first."""
+    found = (run_dir / "checkpoints").glob("*")
+    named = (path for path in found if _CHECKPOINT.fullmatch(path.name))
+    return sorted(named, key=lambda path: int(path.name))
 
 
 def how_to_go_on(run_dir: Path, command: str | None = None) -> str:
     """Return what to do after a run that ended early: the ``command`` that resumes it, if it has a
     checkpoint."""
-    if (checkpoint := latest_checkpoint(run_dir)) is None:
+    if not (found := checkpoints(run_dir)):
         return "it has no checkpoint (see federation.checkpoint_every): begin a new run"
     command = command or shlex.join(["collapipe", "resume", str(run_dir)])
-    return printable(f"go on after round {int(checkpoint.name)} with: {command}")
+    return printable(f"go on after round {int(found[-1].name)} with: {command}")
 
 
 def modified_s(file: Path) -> float:

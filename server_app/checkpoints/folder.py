@@ -9,17 +9,16 @@
     checkpoints/.000015.partial              being written, or left by a killed run
 """
 
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from collapipe.process.files import sync
+from collapipe.runs.reading import checkpoints
 from server_app.checkpoints.file import Checkpoint, KeptFiles, read, write, write_kept
 from server_app.units import Kept
 
 _LATEST, _PARTIAL = "latest", ".partial"
-_NAME = re.compile(r"[0-9]{6,}")
 
 
 class CheckpointFolder:
@@ -30,8 +29,7 @@ class CheckpointFolder:
 
     def names(self) -> list[str]:
         """List the existing checkpoints, oldest first."""
-        found = [path.name for path in self._path.glob("*") if _NAME.fullmatch(path.name)]
-        return sorted(found, key=int)
+        return [path.name for path in checkpoints(self._path.parent)]
 
     def begin(self, name: str) -> None:
         """Create a partial folder for a checkpoint; ``write`` renames it to its final name."""
