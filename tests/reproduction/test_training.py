@@ -58,7 +58,7 @@ def made_run(
         for number in range(1, ROUNDS + 1)
     )
     test = Score(name, gain * ROUNDS)
-    summary = Summary("completed", ROUNDS, metric=test, test_loss=0.5 / (gain or 1), wall_s=3.0)
+    summary = Summary("completed", metric=test, test_loss=0.5 / (gain or 1), wall_s=3.0)
     tree = {"federation": {"num_units": 2, "rounds": ROUNDS, "clock": "modelled"}, "seed": 0}
     return Run(Path("made-up"), "1", "", tree, lines, summary, {}, {})
 
