@@ -50,7 +50,9 @@ def _write(run_dir: Path, found: Audit) -> None:
         file.write_text(found.json_text(), encoding="utf-8")
         sections.draw(found, picture)
     except OSError as error:
-        raise ConfigError(f"{run_dir}: cannot be written ({error.strerror})") from error
+        raise ConfigError(
+            f"{run_dir}: cannot be written ({error.strerror}); make room, or audit a copy of it"
+        ) from error
     for written in (file, picture):
         print(printable(str(written)))
 

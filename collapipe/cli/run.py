@@ -196,7 +196,10 @@ def unused_folder(folder: Path, chosen: bool) -> Path:
             number += 1
             path = folder.with_name(f"{folder.name}_{number}")
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+            raise ConfigError(
+                f"{path}: cannot be written ({error.strerror}); choose another with hydra.run.dir, "
+                "or with hydra.sweep.dir and -m"
+            ) from error
 
 
 def quieten() -> None:

@@ -72,7 +72,9 @@ def _write(file: Path, page: str) -> None:
         with replacing(file, mode) as partial:
             partial.write_bytes(page.encode("utf-8", "replace"))
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be written ({error.strerror})") from error
+        raise ConfigError(
+            f"{file}: cannot be written ({error.strerror}); choose another --output"
+        ) from error
 
 
 def run_page(run: Run, shown: RoundReport | None) -> str:

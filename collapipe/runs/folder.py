@@ -63,7 +63,9 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             cause = error.strerror or error
-            raise ConfigError(f"hydra.run.dir={path}: cannot be written ({cause})") from error
+            raise ConfigError(
+                f"hydra.run.dir={path}: cannot be written ({cause}); choose another"
+            ) from error
         if not self._resumed:
             _check_unused(self.path)
 

@@ -192,7 +192,7 @@ def test_an_unwritable_output_folder_is_reported_before_training(
     (tmp_path / "file").touch()
     status, out, err = command("run", f"hydra.run.dir={tmp_path / 'file' / 'run'}")
     assert status == 2
-    assert "cannot be written" in err
+    assert "cannot be written" in err and "choose another" in err
     assert "round" not in out
 
 

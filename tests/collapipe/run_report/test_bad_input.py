@@ -114,7 +114,7 @@ def test_a_page_that_cannot_be_written_keeps_the_previous_one(run: Path, command
     with full_disk():
         status, _, err = command("report", run)
     assert (status, (run / "report.html").read_bytes()) == (2, before)
-    assert "cannot be written (File too large)" in err
+    assert "cannot be written (File too large); choose another --output" in err
     assert sorted(run.iterdir()) == files
 
 
