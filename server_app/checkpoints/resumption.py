@@ -14,6 +14,7 @@ from collapipe.errors import ConfigError, is_printable, one_line
 from collapipe.privacy.accounting import epsilon
 from collapipe.runs.folder import RunFolder, check_sizes
 from collapipe.runs.model import base_of, trained_form
+from collapipe.runs.reading import read_shards
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -79,8 +80,8 @@ def load_checkpoint(settings: Settings, name: str | None) -> Checkpoint:
 
 
 def check_resumable(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Raise ``ConfigError`` if ``settings`` would change the result of the run, or if no round is
-    left."""
+    """Raise ``ConfigError`` if ``settings`` would change the result of the run, if no round is
+    left, or if a file is invalid that is read once the run has returned to the checkpoint."""
     if found := changed(checkpoint.configuration, settings.tree):
         raise ConfigError(
             f"{settings.run_dir}: a resumed run must keep its options, but {_listed(found)}; set "
@@ -97,19 +98,20 @@ def check_resumable(settings: Settings, checkpoint: Checkpoint) -> None:
             f"{settings.run_dir}: completed after {done} rounds; to train longer, raise "
             f"federation.rounds, such as federation.rounds={2 * done}"
         )
+    read_shards(Path(settings.run_dir))
+    account = RunFolder(Path(settings.run_dir), resumed=True).account()
     records = Path(settings.run_dir) / "metrics.jsonl"
     known = checkpoint.progress.sizes.get(records.name, 0)
     if rounds > done and records.is_file() and records.stat().st_size > known:
-        _check_budget(settings)
+        _check_budget(settings, account)
 
 
-def _check_budget(settings: Settings) -> None:
+def _check_budget(settings: Settings, account: Mapping[int, int]) -> None:
     """Raise ``ConfigError`` if no unit may take part in a further round, so that the rounds after
     the checkpoint could not be repeated. With ``noise_seed`` repeated rounds are not charged."""
     limit = settings.privacy.max_epsilon
     if limit is None or settings.privacy.noise_seed is not None:
         return
-    account = RunFolder(Path(settings.run_dir), resumed=True).account()
     least = min(account.get(unit, 0) for unit in range(settings.federation.num_units))
     if epsilon(settings.privacy, max(least + 1, max(account.values(), default=0))) > limit:
         raise ConfigError(

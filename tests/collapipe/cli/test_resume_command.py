@@ -121,6 +121,12 @@ def test_weights_that_do_not_fit_the_model_are_refused_before_anything_is_change
     assert "this model's missing" in refusal(run_dir, "federation.rounds=4")
 
 
+@pytest.mark.parametrize("name", ["shards.json", "account.json"])
+def test_a_damaged_file_is_refused_before_anything_is_changed(name: str, run_dir: Path) -> None:
+    (run_dir / name).write_text("{")
+    assert str(run_dir / name) in refusal(run_dir, "federation.rounds=4")
+
+
 def test_the_checkpoint_before_a_damaged_one_is_offered_and_works(run_dir: Path) -> None:
     state = run_dir / "checkpoints" / "000003" / "state.json"
     state.write_bytes(state.read_bytes().replace(b'"round": 3', b'"round": 2'))
