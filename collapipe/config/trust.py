@@ -29,8 +29,10 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
         if isinstance(token, yaml.ScalarToken) and "${" in token.value:
             raise ConfigError(f"{file}: has references, which a saved configuration has not")
     for option in ("task", "model"):
-        target = str(value_at(tree, f"{option}._target_"))
-        _check_trusted(option, target, ("collapipe", *trusted))
+        target = value_at(tree, f"{option}._target_")
+        if target is None:
+            raise ConfigError(f"{file}: not a saved configuration ({option}._target_ is missing)")
+        _check_trusted(option, str(target), ("collapipe", *trusted))
     return tree
 
 

@@ -38,6 +38,7 @@ def test_the_configuration_that_a_run_saves_is_read(tmp_path: Path) -> None:
         (OWN.replace("seed: 0", "seed: &a 0\nown: *a"), "has references"),
         (OWN.replace("seed: 0", "seed: 0\nseed: 1"), "duplicate key seed"),
         (OWN.replace("  relay: false\n", ""), r"pipeline\.relay: is missing; set it"),
+        ("", r"not a saved configuration \(task\._target_ is missing\)"),
         (OWN.replace("evaluation:\n  where: auto\n", ""), "evaluation=None: must be a section"),
     ],
 )
