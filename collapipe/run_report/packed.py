@@ -30,20 +30,23 @@ def read_packed(
 ) -> Iterator[T]:
     """Yield the lines of a run's compressed file, or only the lines of round ``number``.
 
-    Yields nothing without a file, and no line that is still being written. A small file may unpack
-    to a huge line or to endless lines. So a line has less than ``longest`` bytes, and the number of
-    lines is bounded by the run's rounds. Raises ``ConfigError`` if the file is damaged.
+    Yields nothing without a file. A line that is cut off is still being written, unless the run has
+    completed. A small file may unpack to a huge line or to endless lines. So a line has less than
+    ``longest`` bytes, and the number of lines is bounded by the run's rounds. Raises
+    ``ConfigError`` if the file is damaged.
     """
     file, beginning = run.folder / name, b"" if number is None else b'{"round":%d,' % number
+    completed = run.summary is not None and run.summary.completed
+    missing = [FileNotFoundError] if completed else [FileNotFoundError, EOFError]
     try:
-        with suppress(EOFError, FileNotFoundError), gzip.open(file) as lines:
+        with suppress(*missing), gzip.open(file) as lines:
             most = len(run.rounds) + 1  # one more, to see the file's end
             for text in islice(iter(partial(lines.readline, longest), b""), most):
                 if len(text) == longest:
                     raise OSError("a line without end")
                 if text.startswith(beginning):
                     yield kind.validate_json(text)
-    except (OSError, zlib.error, ValidationError) as error:
+    except (OSError, EOFError, zlib.error, ValidationError) as error:
         why = printable(str(error).partition("\n")[0])
         where = f"{file}: " if number is None else f"{file}: round {number}: "
         raise ConfigError(f"{where}not what a run writes ({why})") from error

@@ -30,9 +30,14 @@ class Summary:
 
     status: str
     error: str | None = None
+    rounds_completed: int | None = None
     metric: Score | None = None
     test_loss: float | None = None
     wall_s: float | None = None
+
+    @property
+    def completed(self) -> bool:
+        return self.status == "completed"
 
     @property
     def cause(self) -> str:
@@ -135,8 +140,9 @@ def read_run(folder: Path) -> Run:
     num_units = valid(_TREE, str(config), tree).federation.num_units
     first = text.partition("\n")[0]
     version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
+    summary = _read(_SUMMARY, folder / "summary.json")  # first: it is written after all rounds
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
-    summary = _read(_SUMMARY, folder / "summary.json")
+    _check_complete(folder, summary, len(rounds))
     shards = read_shards(folder)
     rows = {shard.unit: shard.rows for shard in shards.shards}
     names = {shard.unit: shard.name for shard in shards.shards if shard.name}
@@ -247,6 +253,16 @@ def _rounds(file: Path, num_units: int) -> Iterator[RoundReport]:
             raise ConfigError(f"{file}:{number}: {why}")
         last = line.round
         yield line
+
+
+def _check_complete(folder: Path, summary: Summary | None, found: int) -> None:
+    """Raise ``ConfigError`` if a completed run had another number of rounds than ``found``."""
+    had = summary.rounds_completed if summary and summary.completed else None
+    if had is not None and had != found:
+        raise ConfigError(
+            f"{folder / 'metrics.jsonl'}: has {found} rounds, summary.json counts {had}; restore "
+            "the file"
+        )
 
 
 def _contradictions(line: RoundReport, last: int, num_units: int) -> Iterator[str]:

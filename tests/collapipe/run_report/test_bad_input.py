@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from full_disk import full_disk
+from made_run import write_summary
 
 Command = Callable[..., tuple[int, str, str]]
 LINES = "metrics.jsonl"
@@ -68,6 +69,17 @@ def test_a_damaged_folder_gives_an_error_of_one_line(
     status, out, err = command("report", run)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"error: {run / file}") and message in err
+
+
+@pytest.mark.parametrize("status", ["failed", "completed"])
+def test_a_completed_run_must_have_all_its_rounds(status: str, run: Path, command: Command) -> None:
+    """A run that failed may have counted a round that it could not write."""
+    text = (run / LINES).read_text()
+    write_summary(run, status=status, rounds_completed=text.count("\n"))
+    assert command("report", run)[0] == 0
+    (run / LINES).write_text(text[:-1])
+    expected = f"error: {run / LINES}: has 19 rounds, summary.json counts 20; restore the file\n"
+    assert command("report", run)[1:] == ("", expected) or status == "failed"
 
 
 def test_a_run_without_its_file_of_choices_gives_an_error_of_one_line(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import made_lines, write_lines
+from made_run import made_lines, write_lines, write_summary
 from pydantic import TypeAdapter
 from report_page import Page
 from step_laws import law_of, works_with
@@ -127,9 +127,13 @@ def test_a_damaged_log_of_requests_gives_an_error_of_one_line(
     assert f"{file}: round 20: not what a run writes" in err
 
 
-def test_a_truncated_log_of_requests_is_not_an_error(
-    run: Path, report: Callable[..., Page]
+@pytest.mark.parametrize("status", ["failed", "completed"])
+def test_a_truncated_log_of_requests_is_an_error_only_in_a_completed_run(
+    status: str, run: Path, command: Command
 ) -> None:
     lines = gzip.compress(b'{"round":19,}\n') + gzip.compress(b'{"round":20,}\n')[:-12]
     (run / "requests.jsonl.gz").write_bytes(lines)
-    assert "A local step of round 20, modelled" not in report(run).texts
+    write_summary(run, status=status)
+    found, _, err = command("report", run)
+    damaged = f"error: {run / 'requests.jsonl.gz'}: round 20: not what a run writes (Compressed "
+    assert (found, err.startswith(damaged)) == ((2, True) if status == "completed" else (0, False))
