@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from collapipe.config import Settings
-from collapipe.inventory.values import Place, Section, Text, Whole
+from collapipe.inventory.values import Name, Place, Section, Text, Whole
 from collapipe.inventory.yaml_file import PlacedError, load
 
 Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{4}( [0-9a-f]{4}){7}$")]  # of a key
@@ -92,7 +92,7 @@ class PrivacySection(Section):
 class OwnerSection(Section):
     """The contents of an owner's file."""
 
-    name: Annotated[Text, Field(max_length=64)] | None = None
+    name: Name | None = None
     number: Annotated[int, Field(ge=0)] | None = None  # of the unit; deployed ones have one
     server: Text | None = None  # HOST:PORT of the SuperLink of a deployed unit
     credentials: Place | None = None  # its folder

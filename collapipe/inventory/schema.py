@@ -9,6 +9,7 @@ from collapipe.inventory.values import (
     Address,
     Blocks,
     Decibels,
+    Name,
     NotNegative,
     Number,
     Place,
@@ -87,7 +88,7 @@ class ChunkSection(Section):
 class DeviceSection(Section):
     """A device: its measured ``chunk`` or its described speed, and its limits."""
 
-    name: Annotated[Text, Field(max_length=64)]
+    name: Name
     chunk: ChunkSection | None = None
     flops_per_s: Positive | None = None
     d2d_rate_bps: Positive | None = None

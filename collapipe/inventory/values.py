@@ -76,6 +76,7 @@ Whole = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 Blocks = Annotated[Whole, Field(le=MOST_BLOCKS)]
 Samples = Annotated[Whole, Field(le=10**9)]
 Text = Annotated[str, BeforeValidator(_text)]
+Name = Annotated[str, Field(max_length=64), BeforeValidator(_text)]
 Address = Annotated[Text, AfterValidator(_address)]
 Place = Annotated[Text, AfterValidator(_place)]  # a file or folder, relative to this file's folder
 Recompute = Annotated[bool | Literal["auto"], BeforeValidator(_recompute)]
