@@ -53,8 +53,9 @@ def read_step(
     again = f"measure again: {how} OPTIONS --write, with the options of collapipe run"
     if not file.exists():
         return None
+    raw = read(file, again)
     try:
-        content = _CONTENT.validate_json(read(file, again))
+        content = _CONTENT.validate_json(raw)
     except (ValidationError, CollaPipeError) as error:
         cause = "damaged" if isinstance(error, ValidationError) else one_line(error)
         raise ConfigError(f"{file}: no measured steps ({cause}); {again}") from error
