@@ -70,8 +70,10 @@ def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
         Channel(each.bandwidth_hz, each.interference_w, from_db(each.noise_dbm_per_hz) / 1e3)
         for each in section.channels
     )
+    options = "OPTIONS --write, with the options of collapipe run"
+    how = "--write, or give the measured model in the file" if cost is None else options
     clusters = (
-        _cluster(document, n, each, model, section.batch_size)
+        _cluster(document, n, each, model, section.batch_size, how)
         for n, each in enumerate(section.clusters)
     )
     notes = tuple(_notes(document, section))
@@ -79,8 +81,14 @@ def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
 
 
 def _cluster(
-    document: Document, place: int, section: schema.ClusterSection, model: Model, batch_size: int
+    document: Document,
+    place: int,
+    section: schema.ClusterSection,
+    model: Model,
+    batch_size: int,
+    measure: str,
 ) -> DescribedCluster:
+    """Return a cluster; ``measure`` are the arguments that measure its devices with ``model``."""
     devices, profiles, uplink = [], [], None
     misfit: ConfigError | None = None
     for n, link in enumerate(section.links):
@@ -90,7 +98,7 @@ def _cluster(
         _check_figures(document, loc, each, model)
         chunk = each.chunk
         if chunk and misfit is None:
-            misfit = _misfit(document, loc, chunk, model.cost)
+            misfit = _misfit(document, loc, chunk, model.cost, measure)
         try:
             law = AffineLaw(u=chunk.u, v=chunk.v, w=chunk.w, ell=chunk.l) if chunk else None
             described = each.model_dump(exclude={"chunk", "address", "process_id"})
@@ -124,7 +132,7 @@ def _links_of(
 
 
 def _misfit(
-    document: Document, loc: Loc, chunk: schema.ChunkSection, cost: BlockCost
+    document: Document, loc: Loc, chunk: schema.ChunkSection, cost: BlockCost, measure: str
 ) -> ConfigError | None:
     """Return an error if a figure that both have differs between the law and the model's block."""
     sizes = {"block_flops": (cost.flops, "FLOP"), "hop_bits": (cost.hop_bits, "bit")}
@@ -135,7 +143,7 @@ def _misfit(
                 (*loc, "chunk", key),
                 f"this law was measured with another model; a block of yours has "
                 f"{amount(size, unit)} per sample; measure again: collapipe device measure "
-                f"{quote(document.file)} OPTIONS --write, with the options of collapipe run",
+                f"{quote(document.file)} {measure}",
             )
     return None
 

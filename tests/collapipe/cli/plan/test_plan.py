@@ -130,6 +130,7 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
          "devices[0].flops_per_s: is missing"),
         (INVENTORY.replace("clusters:", "cluster:"), ":11: cluster: unknown key; nearest: clu"),
         (INVENTORY.replace("name: pi-1", 'name: "a\\nb"'), ":14: clusters[0].devices[0].name="),
+        (INVENTORY.replace("l: 0.05", "l: 0.05, block_flops: 1.0e9"), ".yaml --write, or give "),
         (INVENTORY.replace("jetson", "x" * 65), ": must be a text of at most 64 characters"),
         (INVENTORY + '"a\\nb": 1\n', ":24: a b=1: unknown key"),
         ("batch_size: 9999\nmodel: {num_blocks: 1}\nclusters: [{name: a, devices: [{name: b, "
