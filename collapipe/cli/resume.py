@@ -32,7 +32,8 @@ def resume_run(
         raise ConfigError(f"{folders[0]}: has no effect; a resumed run stays in {run_dir}")
     overrides = with_folder(overrides)
     here = setting("hydra.run.dir", run_dir.resolve())
-    began_with = [*_saved(run_dir, here), here]
+    moved = [each for each in overrides if each.startswith("cluster.file=")]  # the old one is gone
+    began_with = merged(_saved(run_dir, here), [*moved, here])
     began = config.outline(began_with)
     check_plugins(began.tree, trusted)
     found = load_checkpoint(config.complete(began), checkpoint)

@@ -25,8 +25,10 @@ from server_app.planning.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
 
-# Options that may change between rounds, because no model and no plan depends on them.
+# Options that may change between rounds, because no model and no plan depends on them; plans depend
+# on an inventory's content, not on its place.
 _FREE = (
+    "cluster.file",
     "federation.rounds",
     "federation.eval_every",
     "federation.checkpoint_every",

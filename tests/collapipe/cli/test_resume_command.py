@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from federated import grid_of, settings_of, train
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from resumed import World
+from resumed import SMALL, World
 from run_files import summary_of
 
 from client_app.app import app as units
+from collapipe.cli import resume
 from collapipe.cli.resume import resume_run
 from collapipe.errors import ConfigError, StorageError
 from collapipe.runs.folder import RunFolder
@@ -92,6 +94,20 @@ def test_the_error_for_a_complete_run_explains_how_to_train_longer(run_dir: Path
 def test_another_folder_is_refused(run_dir: Path) -> None:
     message = refusal(run_dir, "hydra.run.dir=elsewhere", "federation.rounds=4")
     assert message == f"hydra.run.dir=elsewhere: has no effect; a resumed run stays in {run_dir}"
+
+
+def test_the_inventory_may_have_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of devices which another ``collapipe up`` has started."""
+    file, run_dir = tmp_path / "boxes.yaml", tmp_path / "run"
+    cluster = "{name: home, devices: [{name: pi, chunk: {u: 0.1}}]}"
+    file.write_text(f"batch_size: 4\nmodel: {{num_blocks: 2}}\nclusters: [{cluster}]\n")
+    own = "federation.num_units=1", "federation.rounds=1", "cluster=file", f"cluster.file={file}"
+    settings = settings_of(run_dir, [*(e for e in SMALL if "cluster." not in e), *own])
+    train(grid_of(settings), settings)
+    moved, started = file.rename(tmp_path / "moved.yaml"), list[object]()
+    monkeypatch.setattr(resume, "start", lambda found, _: started.append(found.tree["cluster"]))
+    resume_run(run_dir, ["federation.rounds=2", f"cluster.file={moved}"], None, [])
+    assert started == [settings.tree["cluster"] | {"file": str(moved)}]
 
 
 def test_fewer_rounds_than_at_the_checkpoint_are_refused(run_dir: Path) -> None:
