@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import click
 import typer
@@ -238,12 +238,10 @@ def up(
 ) -> None:
     """Start devices on this machine, and remove them at the end: collapipe up --devices 3 -- run"""
     from collapipe.cli.up import up as start
-    from collapipe.validation import nearest
 
-    known = cast("click.Group", context.find_root().command).commands
-    for word in context.args[:1]:
-        if word not in known:
-            raise click.UsageError(f"{word}: no command of collapipe{nearest(word, known)}")
+    if context.args[:1] not in ([], ["run"]):
+        way = "for another command start devices alone, with --inventory"
+        raise click.UsageError(f"{context.args[0]}: up trains by `run` alone; {way}")
     raise typer.Exit(start(devices, clusters, inventory, memory, context.args, context.obj))
 
 

@@ -96,15 +96,16 @@ def test_an_invalid_memory_option_starts_no_device(command: Command, memory: str
 def test_an_inventory_that_cannot_be_made_leaves_no_file(command: Command, tmp_path: Path) -> None:
     (tmp_path / "boxes.yaml.step.json").mkdir()
     file = tmp_path / "boxes.yaml"
-    status, _, err = command("up", "--inventory", file, "--", "plan")
+    status, _, err = command("up", "--inventory", file, "--", "run")
     assert (status, file.exists()) == (2, False)
     assert f"--inventory {file}: cannot be made (Is a directory)" in err
 
 
-def test_a_mistyped_command_starts_no_device(command: Command) -> None:
-    status, _, errors = command("up", "--", "runn", "federation.rounds=1")
+@pytest.mark.parametrize("other", ["runn", "resume", "device"])
+def test_another_command_than_run_starts_no_device(command: Command, other: str) -> None:
+    status, _, errors = command("up", "--", other, "federation.rounds=1")
     assert status == 2
-    assert "runn: no command of collapipe; nearest: run" in errors
+    assert f"{other}: up trains by `run` alone" in errors
 
 
 def test_a_command_ended_by_a_signal_has_the_exit_status_of_a_shell() -> None:
