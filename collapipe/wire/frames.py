@@ -21,6 +21,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,6 @@ _DTYPES = (
 )
 _MOST_HEAD = 320  # bytes before the first tensor, with as many tensors and dimensions as possible
 _KNOWN_FORMS = 64  # dtypes and shapes of a frame's tensors that are remembered
-_TRUTH_VALUES = b"\0\1"
 
 Layout = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
 
@@ -137,8 +137,10 @@ def decode(data: bytes | bytearray | memoryview) -> Frame:
         raise WireError(f"unknown kind of frame: {kind}")
     if count > MAX_TENSORS:
         raise WireError(f"frame of {count} tensors; at most {MAX_TENSORS}")
+    if not _HEADER.size <= start <= min(len(data), _MOST_HEAD):
+        raise WireError(f"a frame of {len(data)} bytes whose tensors begin at byte {start}")
     buffer = memoryview(data)
-    places, expected = _places(buffer[_HEADER.size : min(start, _MOST_HEAD)].tobytes(), count)
+    places, expected = _places(buffer[_HEADER.size : start].tobytes(), count)
     if len(data) != expected:
         raise WireError(f"frame of {len(data)} bytes; its header says {expected}")
     if buffer.readonly and count:  # torch may write to it
@@ -203,7 +205,7 @@ def _tensor(buffer: memoryview, place: _Place) -> Tensor:
     dtype, shape, offset, elements = place
     if not elements:
         return torch.empty(shape, dtype=dtype)
-    if dtype is torch.bool and bytes(buffer[offset : offset + elements]).strip(_TRUTH_VALUES):
+    if dtype is torch.bool and np.frombuffer(buffer, np.uint8, elements, offset).max() > 1:
         raise WireError("a truth value other than 0 or 1")
     tensor = torch.frombuffer(buffer, dtype=dtype, count=elements, offset=offset).view(shape)
     return aligned(tensor) if dtype.is_floating_point else tensor
