@@ -42,11 +42,13 @@ class Outbox:
                 self.wake()
 
     def add_part(self, make: Callable[[], Frame]) -> None:
-        """Queue a part that is made only when its turn comes, so that one part takes memory."""
+        """Queue a part that is made only when its turn comes, so that one part takes memory, unless
+        the stream is closed."""
         with self._changed:
-            self.unmade += 1
-            self._parts.append(make)
-            self.wake()
+            if not self.is_closed:
+                self.unmade += 1
+                self._parts.append(make)
+                self.wake()
 
     def drop_parts(self) -> None:
         """Remove all queued parts."""

@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -117,10 +118,14 @@ def test_a_closed_stream_stores_no_more_messages() -> None:
     stream = FrameStream("flooder", 10**5)
     thread = fed(stream, flood)
     stream.close()
-    stream.send(SMALL)
+    tensor = torch.zeros(1)
+    kept = weakref.ref(tensor)
+    for kind in FrameKind.LOAD, FrameKind.ACTIVATION, FrameKind.PART:
+        stream.send(Frame(kind, 1, 2, 3, (tensor,)))
+    del tensor
     thread.join(120)
     assert not thread.is_alive()
-    assert stream.backlog() == (0, 0)
+    assert stream.backlog() == (0, 0) and kept() is None
     assert list(stream.outgoing()) == []
 
 
@@ -272,8 +277,8 @@ def test_pieces_move_a_stream_but_signs_of_life_do_not() -> None:
 
 
 class Transport:
-    """Runs ``outgoing`` in a thread. Messages of other threads are taken while ``takes`` has more
-    of true, and ``held`` else."""
+    """Runs ``outgoing`` in a thread. ``takes`` says for each message of another thread whether all
+    of it is sent at once; all of a later one is."""
 
     def __init__(self, takes: Sequence[bool]) -> None:
         self.stream, self.takes = FrameStream("peer", 2**30), [*takes]
