@@ -169,19 +169,23 @@ class DataConnection:
             raise
 
     def _send(self, message: bytes) -> None:
-        self._socket.sendall(self._unsent)
+        self._send_rest()
         self._seal(message)
+        self._send_rest()
+
+    def _send_rest(self) -> None:
         self._socket.sendall(self._unsent)
         self._unsent = self._unsent[:0]
 
     def _seal(self, message: bytes) -> None:
-        """Encrypt a message, to be sent."""
+        """Encrypt a message, to be sent. If that fails, there is nothing to send."""
         length = len(message) + _TAG_BYTES
-        self._unsent = self._sealed[: _LENGTH_BYTES + length]
-        self._unsent[:_LENGTH_BYTES] = length.to_bytes(_LENGTH_BYTES)
+        sealed = self._sealed[: _LENGTH_BYTES + length]
+        sealed[:_LENGTH_BYTES] = length.to_bytes(_LENGTH_BYTES)
         nonce = self._num_sent.to_bytes(_NONCE_BYTES)
-        self._own.encrypt_into(nonce, message, None, self._unsent[_LENGTH_BYTES:])
+        self._own.encrypt_into(nonce, message, None, sealed[_LENGTH_BYTES:])
         self._num_sent += 1
+        self._unsent = sealed
 
     def _pulse(self) -> None:
         """Send an empty message from time to time, if that does not have to wait."""

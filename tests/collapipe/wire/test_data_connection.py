@@ -1,6 +1,7 @@
 """A device stream's frames are the same over a data connection and over gRPC."""
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -97,6 +98,19 @@ def test_a_message_is_sent_now_as_far_as_the_peer_reads(monkeypatch: pytest.Monk
     assert not one.send_now(b"more")
     with pytest.raises(OSError, match="descriptor"):
         one.send(b"")
+
+
+def test_a_message_that_cannot_be_encrypted_is_not_sent_with_the_next() -> None:
+    one, other = pair()
+    own, failing = one._own, Mock(encrypt_into=Mock(side_effect=MemoryError))
+    for each in b"abc", b"def":
+        one._own = own
+        one.send(each)
+        one._own = failing
+        with pytest.raises(MemoryError):
+            one.send(b"lost")
+    one.close()
+    assert [other.receive() for _ in range(3)] == [b"abc", b"def", None]
 
 
 def test_a_received_tensor_is_the_received_bytes() -> None:
@@ -390,18 +404,11 @@ def test_a_silent_connection_has_failed(pulse_s: float, monkeypatch: pytest.Monk
                     end.receive(SECONDS)
 
 
-@pytest.mark.parametrize("closing", [0, 1])
-def test_a_connection_may_be_silent_for_longer_than_its_greeting(
-    closing: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data_connection, "_PULSE_S", SECONDS)
-    monkeypatch.setattr(data_connection, "_CONNECT_S", 0.5)
+def test_a_connection_may_be_silent_for_longer_than_its_greeting() -> None:
     with listening() as port, port.offered() as (offer, made):
-        ends = connected("127.0.0.1", offer), made.result(SECONDS)
-        time.sleep(1)
-        threading.Timer(1, ends[closing].send, [b"late"]).start()
-        received = ends[1 - closing].receive()
-        assert (received or ends[1 - closing].receive()) == b"late"
+        for end in connected("127.0.0.1", offer), made.result(SECONDS):
+            limit = end._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
+            assert struct.unpack("ll", limit) == (data_connection._SILENT_S, 0)
 
 
 def test_the_cause_of_an_end_is_that_of_grpc() -> None:
