@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-import torch
+import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -85,6 +85,7 @@ class DataConnection:
         self._num_sent = self._num_received = 0
         self._sealed = memoryview(bytearray(_LENGTH_BYTES + _MOST_BYTES))
         self._unsent = self._sealed[:0]  # of the last message
+        self._arriving = memoryview(bytearray(_MOST_BYTES))
         connection.settimeout(None)
         _limit_silence(connection, _SILENT_S)
         for name, value in _TCP_OPTIONS.items():
@@ -123,8 +124,7 @@ class DataConnection:
             sealed = None if self.is_closed else self._received(most_bytes, until_s)
         if sealed is None:
             return None
-        room = torch.empty(ALIGNMENT - 1 + len(sealed) - _TAG_BYTES, dtype=torch.uint8)
-        message = room.numpy().data[ALIGNMENT - 1 :]
+        message = _room(len(sealed) - _TAG_BYTES)
         try:
             nonce = self._num_received.to_bytes(_NONCE_BYTES)
             self._other.decrypt_into(nonce, sealed, None, message)
@@ -155,14 +155,16 @@ class DataConnection:
         with self._sending, self._receiving:  # else another file could get their descriptor
             self._socket.close()
 
-    def _received(self, most_bytes: int, until_s: float | None) -> bytearray | None:
-        """Return the next encrypted message, or None at the connection's end."""
+    def _received(self, most_bytes: int, until_s: float | None) -> memoryview | None:
+        """Return the next encrypted message, valid until the one after it, or None at the
+        connection's end."""
         try:
-            if (head := _read(self._socket, _LENGTH_BYTES, until_s)) is None:
+            if not _read(self._socket, head := self._arriving[:_LENGTH_BYTES], until_s):
                 return None
             if (length := int.from_bytes(head)) > most_bytes:
                 raise WireError(f"a message of {length:,} bytes, at most {most_bytes:,}")
-            return _read(self._socket, length, until_s)
+            found = self._arriving[:length]
+            return found if _read(self._socket, found, until_s) else None
         except OSError:
             if self.is_closed:
                 return None
@@ -358,8 +360,10 @@ class DataPort:
         try:
             connection.settimeout(None)
             _limit_silence(connection, _CONNECT_S)
-            ticket = _read(connection, _TICKET_BYTES, time.monotonic() + _CONNECT_S)
-            offer, made = self._offers.pop(bytes(ticket or b""))
+            ticket = memoryview(bytearray(_TICKET_BYTES))
+            if not _read(connection, ticket, time.monotonic() + _CONNECT_S):
+                raise ConnectionError("ended")
+            offer, made = self._offers.pop(ticket.tobytes())
             own = DataConnection(connection, offer.device_key, offer.caller_key)
             own.greet()
             made.set_result(own)
@@ -438,21 +442,27 @@ def _limit_silence(connection: socket.socket, seconds: float) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
-def _read(connection: socket.socket, count: int, until_s: float | None) -> bytearray | None:
-    """Return the next ``count`` bytes, or None if the connection ends before.
+def _read(connection: socket.socket, into: memoryview, until_s: float | None) -> bool:
+    """Fill ``into`` with the next bytes; False if the connection ends before.
 
     Raises ``OSError`` if it breaks or is silent, see ``_limit_silence``, and if some bytes are
     lacking at the time ``until_s`` of ``time.monotonic``.
     """
-    found, filled = bytearray(count), 0
-    while filled < count:
+    while into:
         try:
-            got = connection.recv_into(memoryview(found)[filled:], 0, socket.MSG_WAITALL)
+            got = connection.recv_into(into, 0, socket.MSG_WAITALL)
         except BlockingIOError as error:
             raise TimeoutError("no sign of life") from error
         if not got:
-            return None
-        filled += got
-        if filled < count and until_s is not None and time.monotonic() > until_s:
+            return False
+        into = into[got:]
+        if into and until_s is not None and time.monotonic() > until_s:
             raise TimeoutError("too slow")
-    return found
+    return True
+
+
+def _room(size: int) -> memoryview:
+    """Return room for a message whose second byte is aligned. It is not set to zero."""
+    whole = np.empty(max(size, 0) + ALIGNMENT, np.uint8)
+    first = -(whole.__array_interface__["data"][0] + 1) % ALIGNMENT
+    return whole.data[first : first + size]

@@ -21,7 +21,6 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +40,7 @@ _DTYPES = (
 )
 _MOST_HEAD = 320  # bytes before the first tensor, with as many tensors and dimensions as possible
 _KNOWN_FORMS = 64  # dtypes and shapes of a frame's tensors that are remembered
+_AT_ONCE = 2**14  # bytes
 
 Layout = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
 
@@ -62,7 +62,7 @@ class FrameKind(IntEnum):
     ACTIVATION = 2  # a segment's encoded output, and its mask; for a decoder also targets
     GRADIENT = 3  # the gradient of an activation; from a decoder after the micro-batch's loss
     NORMS = 4  # squared gradient norms of the sender's parts; from a device also its measurements
-    CREDIT = 12  # the receiver has taken ``streams.CREDITED`` of these, up to this micro-batch
+    CREDIT = 12  # nothing: its piece says how many of these the receiver has taken
     RESUME = 15  # where a broken link continues: the last finished step, and the head's norm
     # From a control unit to a device
     LOAD = 6  # a segment's description, as JSON
@@ -205,10 +205,15 @@ def _tensor(buffer: memoryview, place: _Place) -> Tensor:
     dtype, shape, offset, elements = place
     if not elements:
         return torch.empty(shape, dtype=dtype)
-    if dtype is torch.bool and np.frombuffer(buffer, np.uint8, elements, offset).max() > 1:
+    if dtype is torch.bool and not _are_truth_values(buffer[offset : offset + elements]):
         raise WireError("a truth value other than 0 or 1")
     tensor = torch.frombuffer(buffer, dtype=dtype, count=elements, offset=offset).view(shape)
     return aligned(tensor) if dtype.is_floating_point else tensor
+
+
+def _are_truth_values(data: memoryview) -> bool:
+    starts = range(0, len(data), _AT_ONCE)  # copies are short
+    return not any(bytes(data[at : at + _AT_ONCE]).translate(None, b"\0\1") for at in starts)
 
 
 def _size(layout: Layout) -> int:

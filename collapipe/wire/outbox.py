@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from collapipe.wire.frames import Frame, FrameKind
 
 WINDOW = 4  # most activations or gradients that are sent but not yet received by the peer's code
-CREDITED = WINDOW // 2  # frames that one credit allows; with 1, twice as many credits are sent
+CREDITED = WINDOW - 1  # received ones whose credits do not wait for a frame that brings them
 COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT  # kinds of frames that need credit
 Begun = tuple[Frame, Iterator[bytes]]
 """A frame of which some pieces are sent, and the others."""
@@ -86,10 +86,10 @@ class Outbox:
             if begun is not None or not self._is_idle:
                 self.wake()
 
-    def credited(self) -> None:
-        """Allow ``CREDITED`` more activations or gradients."""
+    def credit(self, count: int) -> None:
+        """Allow ``count`` more activations or gradients, but no more than ``WINDOW``."""
         with self._changed:
-            self._credit = min(self._credit + CREDITED, WINDOW)
+            self._credit = min(self._credit + count, WINDOW)
             if self._tensors:
                 self.wake()
 

@@ -1,7 +1,8 @@
 """Cut frames into pieces that gRPC sends, and join received ones.
 
 A piece begins with a byte that says whether it ends its frame, and whether that frame is a part:
-other frames may come between the pieces of a part.
+other frames may come between the pieces of a part. Its upper half is a number of credits, which
+allow as many more frames in the other direction.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ _SLOW_S, _QUICK_S = 0.25, 0.05  # after a slow piece pieces get smaller, and lar
 _MANY_QUICK = 8  # this many quick pieces in a row; buffers accept the first few at once
 _MORE, _LAST = 0, 1  # first byte of a piece
 _PART = 2  # added to the first byte for a piece of a part
+_CREDIT, MOST_CREDITS = 16, 15  # added for each credit
 
 
 class Cutter:
@@ -24,8 +26,9 @@ class Cutter:
     def __init__(self) -> None:
         self._size, self._quick = _LEAST_PIECE_BYTES, 0  # of the next piece; quick ones in a row
 
-    def pieces(self, frame: Frame) -> Iterator[bytes]:
-        """Yield a frame's bytes in pieces. Each piece is copied once, when it is yielded."""
+    def pieces(self, frame: Frame, credits: int = 0) -> Iterator[bytes]:
+        """Yield a frame's bytes in pieces, the last one with at most ``MOST_CREDITS`` credits. Each
+        piece is copied once, when it is yielded."""
         lane = _PART if frame.kind == FrameKind.PART else 0
         piece, room = list[bytes | memoryview](), self._size
         for buffer in frames.buffers(frame):
@@ -36,7 +39,7 @@ class Cutter:
                 piece, room = [], self._size
             piece.append(buffer[start:])
             room -= len(buffer) - start
-        yield b"".join((bytes([lane | _LAST]), *piece))
+        yield b"".join((bytes([lane | _LAST | _CREDIT * credits]), *piece))
 
     def adapt(self, size: int, seconds: float) -> None:
         """Choose the size of the next pieces, after gRPC has taken a message of this ``size`` in so
@@ -62,7 +65,7 @@ class Joiner:
         Raises ``WireError`` before it keeps more than ``max_bytes`` of one frame, and for a message
         that is no piece.
         """
-        if not piece or piece[0] > _PART | _LAST or len(piece) > PIECE_BYTES + 1:
+        if not piece or piece[0] % _CREDIT > _PART | _LAST or len(piece) > PIECE_BYTES + 1:
             raise WireError(f"a message of {len(piece):,} bytes is not a piece of a frame")
         lane, data = piece[0] & _PART, memoryview(piece)[1:]
         if len(self._lanes[lane]) + len(data) > max_bytes:
@@ -74,3 +77,8 @@ class Joiner:
             return None
         whole, self._lanes[lane] = self._lanes[lane], bytearray()
         return whole
+
+
+def credits_of(piece: bytes | memoryview) -> int:
+    """Return the credits that a piece brings."""
+    return piece[0] // _CREDIT

@@ -12,7 +12,7 @@ from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.grpc_errors import broken
 from collapipe.wire.outbox import COUNTED, CREDITED, WINDOW, Begun, Outbox
-from collapipe.wire.pieces import Cutter, Joiner
+from collapipe.wire.pieces import MOST_CREDITS, Cutter, Joiner, credits_of
 
 _FEW = 32  # frames to send; the owner may wait until no more are left
 _MOST_WAITING = 64  # most frames that have arrived and wait for ``receive``
@@ -48,7 +48,7 @@ class FrameStream:
         self._accepted = False
         self._full = False  # whether a received frame waits for room
         self._ended: LinkError | WireError | None = None
-        self._uncredited = 0  # received
+        self._uncredited = 0  # activations and gradients that were received since the last credit
         self._cutter, self._joiner = Cutter(), Joiner()
         self._send_now: Callable[[bytes], bool] | None = None
         self._until: Callable[[], bool] | None = None  # when ``outgoing`` ends
@@ -123,9 +123,9 @@ class FrameStream:
                 raise self._end()
             received, _ = self._incoming.popleft()
             self._changed.notify_all()
-        self._uncredited += received.kind in COUNTED
-        if self._uncredited == CREDITED:
-            self._uncredited = 0
+            self._uncredited += received.kind in COUNTED
+            due = received.kind in COUNTED and self._uncredited == CREDITED
+        if due:
             at = received.round, received.step, received.micro_batch
             self.send(Frame(FrameKind.CREDIT, *at, epoch=received.epoch))
         return received
@@ -200,13 +200,7 @@ class FrameStream:
         ended: LinkError | WireError = LinkError(f"{self.peer}: ended the stream")
         try:
             for message in messages:
-                self.last_received_s = time.monotonic()
-                if message == ACCEPTED:
-                    self._accept()
-                elif (data := self._joiner.joined(message, self.max_bytes)) is None:
-                    self.last_moved_s = self.last_received_s
-                else:
-                    self._take(frames.decode(data), len(data))
+                self._take_message(message)
         except WireError as error:
             ended = WireError(f"{self.peer}: {error}")
         except Exception as error:  # gRPC's, a doorkeeper's, or no memory
@@ -216,6 +210,17 @@ class FrameStream:
             self._ended = ended
             self._wake_readers()
         self.arrived.set()
+
+    def _take_message(self, message: bytes | memoryview) -> None:
+        self.last_received_s = time.monotonic()
+        if message == ACCEPTED:
+            self._accept()
+        elif (data := self._joiner.joined(message, self.max_bytes)) is None:
+            self.last_moved_s = self.last_received_s
+        else:
+            if credits := credits_of(message):
+                self._outbox.credit(credits)
+            self._take(frames.decode(data), len(data))
 
     def _accept(self) -> None:
         with self._changed:
@@ -233,7 +238,6 @@ class FrameStream:
             self.last_moved_s = time.monotonic()
         with self._changed:
             if frame.kind == FrameKind.CREDIT:
-                self._outbox.credited()
                 return  # nothing can be received
             self.bytes_in += size
             ahead = sum(each.kind in COUNTED for each, _ in self._incoming)
@@ -265,7 +269,7 @@ class FrameStream:
     def _give(self, frame: Frame) -> Begun | None:
         """Give a frame to the transport. Returns what is left once that would have to wait."""
         assert self._send_now is not None
-        pieces = self._cutter.pieces(frame)
+        pieces = self._pieces(frame)
         for piece in pieces:
             self.bytes_out += len(piece) - 1
             if not self._send_now(piece):
@@ -285,11 +289,17 @@ class FrameStream:
                 if piece is None:
                     return
             elif isinstance(found, Frame):
-                yield from self._whole(found, self._cutter.pieces(found))
+                yield from self._whole(found, self._pieces(found))
             elif isinstance(found, tuple):
                 yield from self._whole(*found)
             else:
                 part = self._cutter.pieces(self._made(found))
+
+    def _pieces(self, frame: Frame) -> Iterator[bytes]:
+        with self._changed:
+            credits = min(self._uncredited, MOST_CREDITS)
+            self._uncredited -= credits
+        return self._cutter.pieces(frame, credits)
 
     def _whole(self, frame: Frame, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
