@@ -140,7 +140,6 @@ class DataConnection:
 
     def check_greeting(self) -> None:
         """Raise ``WireError`` or ``OSError`` unless the peer greets in time; then greet it."""
-        _limit_silence(self._socket, _CONNECT_S)
         greeting = self.receive(_TAG_BYTES, time.monotonic() + _CONNECT_S)
         if greeting is None or len(greeting):
             raise WireError("the port answered with something else")
@@ -359,7 +358,6 @@ class DataPort:
         own: DataConnection | None = None
         try:
             connection.settimeout(None)
-            _limit_silence(connection, _CONNECT_S)
             ticket = memoryview(bytearray(_TICKET_BYTES))
             if not _read(connection, ticket, time.monotonic() + _CONNECT_S):
                 raise ConnectionError("ended")
@@ -445,19 +443,20 @@ def _limit_silence(connection: socket.socket, seconds: float) -> None:
 def _read(connection: socket.socket, into: memoryview, until_s: float | None) -> bool:
     """Fill ``into`` with the next bytes; False if the connection ends before.
 
-    Raises ``OSError`` if it breaks or is silent, see ``_limit_silence``, and if some bytes are
-    lacking at the time ``until_s`` of ``time.monotonic``.
+    Raises ``OSError`` if it breaks, and if bytes are lacking at the time ``until_s`` of
+    ``time.monotonic``; if that is None, if it is silent, see ``_limit_silence``.
     """
+    how = socket.MSG_WAITALL if until_s is None else 0  # some systems limit each wait of a call
     while into:
+        if until_s is not None:
+            _limit_silence(connection, max(until_s - time.monotonic(), 0.001))  # 0 is no limit
         try:
-            got = connection.recv_into(into, 0, socket.MSG_WAITALL)
+            got = connection.recv_into(into, 0, how)
         except BlockingIOError as error:
             raise TimeoutError("no sign of life") from error
         if not got:
             return False
         into = into[got:]
-        if into and until_s is not None and time.monotonic() > until_s:
-            raise TimeoutError("too slow")
     return True
 
 

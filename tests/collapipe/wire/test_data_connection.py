@@ -227,6 +227,11 @@ def answering(answer: Callable[[socket.socket], object]) -> Iterator[Offer]:
 
 
 def test_a_greeting_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read may take what is left of the time, whatever the system does."""
+    limits, limit = list[float](), data_connection._limit_silence
+    monkeypatch.setattr(
+        data_connection, "_limit_silence", lambda *how: (limits.append(how[1]), limit(*how))
+    )
     monkeypatch.setattr(data_connection, "_CONNECT_S", 1.0)
 
     def drip(caller: socket.socket) -> None:
@@ -235,10 +240,10 @@ def test_a_greeting_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatc
                 caller.sendall(bytes([each]))
                 time.sleep(0.2)
 
-    began_s = time.monotonic()
-    with answering(drip) as offer, pytest.raises(ConnectionError, match="too slow"):
+    with answering(drip) as offer, pytest.raises(ConnectionError, match="no sign of life"):
         connected("127.0.0.1", offer)
-    assert time.monotonic() - began_s < 0.2 * 19
+    left = [each for each in limits if each != data_connection._SILENT_S]
+    assert 1 < len(left) < 20 and left == sorted(left, reverse=True) and left[0] <= 1
 
 
 def test_the_port_is_known_to_a_firewall_unless_another_program_has_it() -> None:
