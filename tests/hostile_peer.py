@@ -17,8 +17,8 @@ import torch
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire.channels import CHANNEL_OPTIONS
-from collapipe.wire.data_connection import ON_GRPC
 from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.lanes import ON_GRPC
 from collapipe.wire.streams import ACCEPTED, FrameStream
 from pipeline.devices.encoding import as_bytes, as_tensor
 from pipeline.devices.messages import CONTROL, HOP, NEIGHBOUR, SESSION, secret_for

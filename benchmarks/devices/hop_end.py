@@ -20,7 +20,7 @@ import grpc
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError
 from collapipe.wire.channels import DAEMON_OPTIONS, serve_stream
-from collapipe.wire.data_connection import DataPort
+from collapipe.wire.data_port import DataPort
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.messages import HOP

@@ -19,8 +19,9 @@ from collapipe.errors import (
     RefusedLinkError,
     WireError,
 )
-from collapipe.wire.data_connection import DataPort, DataRoute, Lane
+from collapipe.wire.data_port import DataPort, DataRoute
 from collapipe.wire.device_address import DeviceAddress
+from collapipe.wire.lanes import Lane
 from collapipe.wire.pieces import PIECE_BYTES
 from collapipe.wire.streams import ACCEPTED, FrameStream
 

@@ -22,7 +22,7 @@ from collapipe.process.allocator import return_large_blocks
 from collapipe.process.torch_device import CPU
 from collapipe.tensors import Tensors
 from collapipe.wire.channels import DAEMON_OPTIONS, Channels, Dialer, serve_stream
-from collapipe.wire.data_connection import DataPort
+from collapipe.wire.data_port import DataPort
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.streams import FrameStream

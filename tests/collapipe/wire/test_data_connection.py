@@ -15,18 +15,13 @@ import pytest
 import torch
 
 from collapipe.errors import LinkError, WireError
-from collapipe.wire import data_connection
+from collapipe.wire import data_connection, data_port, lanes
 from collapipe.wire.channels import DAEMON_OPTIONS, Channels, Dialer, serve_stream
-from collapipe.wire.data_connection import (
-    DataConnection,
-    DataPort,
-    DataRoute,
-    Lane,
-    Offer,
-    connected,
-)
+from collapipe.wire.data_connection import DataConnection
+from collapipe.wire.data_port import DataPort, DataRoute, Offer, connected
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind, decode
+from collapipe.wire.lanes import ON_CONNECTION, Lane
 from collapipe.wire.pieces import PIECE_BYTES, Cutter, Joiner
 from collapipe.wire.streams import FrameStream
 
@@ -191,14 +186,14 @@ def test_a_ticket_is_valid_once_and_until_its_stream_ends() -> None:
 
 
 def test_strangers_are_few_and_stay_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_connection, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(data_port, "CONNECT_S", 1.0)
     with listening() as port, port.offered() as (offer, made):
         address = "127.0.0.1", offer.port
         before = threading.active_count()
         strangers = [socket.create_connection(address, SECONDS) for _ in range(100)]
         strangers[0].sendall(b"x" * 15)
         assert all(each.recv(1) == b"" for each in strangers)  # the port ends them all
-        assert threading.active_count() <= before + data_connection._MOST_STRANGERS
+        assert threading.active_count() <= before + data_port._MOST_STRANGERS
         assert connected("127.0.0.1", offer) and made.result(SECONDS)
 
 
@@ -232,7 +227,7 @@ def test_a_greeting_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         data_connection, "_limit_silence", lambda *how: (limits.append(how[1]), limit(*how))
     )
-    monkeypatch.setattr(data_connection, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(data_connection, "CONNECT_S", 1.0)
 
     def drip(caller: socket.socket) -> None:
         with suppress(OSError):
@@ -351,7 +346,7 @@ def test_frames_stay_on_grpc_if_the_port_is_closed(
         dialled.append(offer)
         return connected(host, offer)
 
-    monkeypatch.setattr(data_connection, "connected", count)
+    monkeypatch.setattr(data_port, "connected", count)
     with listening() as port:
         port.close()
         with called(port) as (stream, _, channels, there):
@@ -372,7 +367,7 @@ def test_after_a_failure_streams_stay_on_grpc_for_a_while(monkeypatch: pytest.Mo
         assert route.connect(first, lambda: False)
         assert route.connect(closed, lambda: False) is None
         assert route.connect(offer, lambda: False) is None
-        monkeypatch.setattr(data_connection, "_ON_GRPC_S", 0.0)
+        monkeypatch.setattr(data_port, "_ON_GRPC_S", 0.0)
         route.stay_on_grpc("it broke")
         assert route.connect(offer, lambda: False)
 
@@ -380,7 +375,7 @@ def test_after_a_failure_streams_stay_on_grpc_for_a_while(monkeypatch: pytest.Mo
 def test_a_network_that_cuts_the_connection_gets_grpc_next(monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[DataConnection]()
     monkeypatch.setattr(
-        data_connection, "connected", lambda *where: made.append(connected(*where)) or made[-1]
+        data_port, "connected", lambda *where: made.append(connected(*where)) or made[-1]
     )
     with listening() as port, called(port) as (stream, _, channels, there):
         sent_back(stream)
@@ -440,7 +435,7 @@ def test_a_stream_closes_although_its_caller_reads_nothing() -> None:
 
     def messages() -> Iterator[bytes]:
         chosen.wait()
-        yield data_connection.ON_CONNECTION
+        yield ON_CONNECTION
         over.wait()
 
     with listening() as port:
@@ -479,7 +474,7 @@ def test_the_connection_ends_with_the_channel() -> None:
 def test_a_caller_that_names_a_connection_it_has_not_made_is_refused(
     first: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_connection, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(lanes, "CONNECT_S", 0.1)
     with listening() as port, port.offered() as (_, made):
         lane = Lane()
         with pytest.raises(WireError):
