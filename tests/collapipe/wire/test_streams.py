@@ -305,18 +305,22 @@ class Transport:
 
     def __init__(self, takes: Sequence[bool]) -> None:
         self.stream, self.takes = FrameStream("peer", 2**30), [*takes]
-        self.now, self.later, self.taken = list[bytes](), list[bytes](), list[Frame]()
+        self.now, self.later, self.all = list[bytes](), list[bytes](), list[bytes]()
+        self.taken = list[Frame]()
         self.stream.on_sent = self.taken.append
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self.rest()
 
     def _run(self) -> None:
-        self.later.extend(self.stream.outgoing(send_now=self._send_now))
+        for message in self.stream.outgoing(send_now=self._send_now):
+            self.later.append(message)
+            self.all.append(message)
 
     def _send_now(self, message: bytes) -> bool:
         assert threading.current_thread() is not self._thread
         self.now.append(message)
+        self.all.append(message)
         return self.takes.pop(0) if self.takes else True
 
     def rest(self) -> None:
@@ -343,7 +347,7 @@ class Transport:
 def frames_of(messages: Iterable[bytes]) -> list[Frame]:
     """The frames that these pieces make."""
     joiner = Joiner()
-    joined = (joiner.joined(message, 2**30) for message in messages)
+    joined = (joiner.joined(message, 2**30) for message in messages if message)
     return [decode(data) for data in joined if data is not None]
 
 
@@ -368,7 +372,7 @@ def test_a_frame_that_waits_for_credit_is_not_overtaken_by_the_next() -> None:
     transport.rest()
     transport.stream.feed(Cutter().pieces(CREDIT, 2))
     transport.end()
-    arrived = frames_of([*transport.now, *transport.later])
+    arrived = frames_of(transport.all)
     assert [each.micro_batch for each in arrived] == list(range(WINDOW + 2))
 
 
@@ -380,7 +384,7 @@ def test_what_the_transport_cannot_take_now_is_finished_by_its_thread(takes: lis
     transport.stream.send(SMALL)
     transport.end()
     assert len(transport.now) == len(takes) and transport.later[0] == b""
-    first, second = frames_of([*transport.now, *transport.later[1:]])
+    first, second = frames_of(transport.all)
     assert torch.equal(first.tensors[0], frame.tensors[0]) and second.kind == SMALL.kind
     assert transport.taken == [frame]
 
@@ -473,16 +477,36 @@ def test_the_thread_finishes_a_frame_without_another_message() -> None:
     assert transport.later == [b""] and transport.taken == [ACTIVATION]
 
 
-def test_frames_of_many_threads_are_sent_whole() -> None:
+def test_frames_of_many_threads_are_sent_whole_and_in_order() -> None:
     transport = Transport([bool(number % 3) for number in range(300)])
-    frames = [replace(LARGE, micro_batch=number) for number in range(50)]
-    threads = [
-        threading.Thread(target=lambda: [*map(transport.stream.send, frames)]) for _ in range(4)
+    tensor = torch.zeros(100_000, dtype=torch.uint8)  # two pieces
+    sent = [
+        [
+            replace(LARGE, epoch=thread, micro_batch=number, tensors=(tensor,))
+            for number in range(50)
+        ]
+        for thread in range(4)
     ]
+
+    def send(own: Sequence[Frame]) -> None:
+        for each in own:
+            transport.stream.send(each)
+            time.sleep(0.001)  # so that the transport's thread rests in between
+
+    def send_now(message: bytes) -> bool:
+        took_all = transport._send_now(message)
+        time.sleep(0.001)  # so that others try to send
+        return took_all
+
+    transport.stream._send_now = send_now
+    threads = [threading.Thread(target=send, args=(own,)) for own in sent]
     for each in threads:
         each.start()
     for each in threads:
         each.join(60)
     transport.end()
-    assert sum(map(len, (transport.now, transport.later))) >= 200
-    assert transport.stream.bytes_out == 200 * (len(encode(LARGE)))
+    arrived = frames_of(transport.all)
+    for thread, own in enumerate(sent):
+        numbers = [each.micro_batch for each in arrived if each.epoch == thread]
+        assert numbers == [each.micro_batch for each in own]
+    assert transport.stream.bytes_out == 200 * len(encode(sent[0][0]))
