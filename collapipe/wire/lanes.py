@@ -6,6 +6,7 @@ the connection ends too. If the caller cannot connect to the port, for example b
 firewall, messages stay on the gRPC stream. The caller's first message there says which.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -15,6 +16,7 @@ from collapipe.wire.data_connection import CONNECT_S, DataConnection
 from collapipe.wire.data_port import Offer
 from collapipe.wire.streams import ACCEPTED, FrameStream
 
+_SENDS_WITHOUT_WAITING = sys.platform != "darwin"  # which ignores MSG_DONTWAIT in ``send``
 ON_GRPC, ON_CONNECTION = b"\5", b"\6"  # the caller's first message: where all others go
 
 
@@ -95,7 +97,8 @@ class Lane:
             yield from stream.outgoing()
             return
         with suppress(OSError):  # the thread that receives reports why
-            for message in stream.outgoing(send_now=connection.send_now):
+            now = connection.send_now if _SENDS_WITHOUT_WAITING else None
+            for message in stream.outgoing(send_now=now):
                 connection.send(message)
 
     def _received(self, messages: Iterator[bytes]) -> Iterator[bytes | memoryview]:

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -74,6 +75,7 @@ def test_messages_arrive_in_order_and_unreadable_on_the_way() -> None:
     assert other.receive() is None
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="its sends wait")
 def test_a_message_is_sent_now_as_far_as_the_peer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next ``send``, or a sign of life, sends the rest first."""
     monkeypatch.setattr(data_connection, "_PULSE_S", 0.01)
@@ -334,6 +336,31 @@ def test_frames_go_over_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as port, called(port) as (stream, served, *_):
         sent_back(stream)
         assert sum(carried) >= stream.bytes_out + served.bytes_out > 2 * 4 * 3_000_000
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_frame_does_not_wait_for_a_peer_that_does_not_read(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a system that ignores the flag of a send. Else two devices could wait for each
+    other."""
+    if waits:
+        monkeypatch.setattr(socket, "MSG_DONTWAIT", 0)
+        monkeypatch.setattr(lanes, "_SENDS_WITHOUT_WAITING", False)
+    one, other = pair()
+    lane, stream = Lane(), FrameStream("peer", 2**24)
+    lane.decide(one)
+    sending = threading.Thread(target=lambda: [*lane._sent(stream)], daemon=True)
+    sending.start()
+    frame = Frame(FrameKind.NORMS, 0, 0, 0, (torch.zeros(50_000),))
+    caller = threading.Thread(target=lambda: [*map(stream.send, [frame] * 200)], daemon=True)
+    caller.start()
+    caller.join(SECONDS / 2)
+    assert not caller.is_alive()
+    stream.close()
+    other.close()
+    sending.join(SECONDS)
+    assert not sending.is_alive()
 
 
 def test_frames_stay_on_grpc_if_the_port_is_closed(
