@@ -58,16 +58,18 @@ class FrameStream:
     def send(self, frame: Frame) -> None:
         """Queue a frame and return at once. Activations and gradients wait for credit.
 
-        A small frame is sent now if nothing is queued, which saves a change of threads.
+        A small frame is sent now if nothing is queued, which saves a change of threads. An error
+        meanwhile closes the stream.
         """
         if frame.kind == FrameKind.PART:
             self.send_later(lambda: frame)
         elif self._is_for_now(frame) and self._outbox.claim(frame):
-            begun: Begun | None = None
             try:
-                begun = self._give(frame)
-            finally:
-                self._outbox.release(begun)
+                self._outbox.release(self._give(frame))
+            except BaseException:
+                self.close()  # the peer may have some pieces of the frame
+                self._outbox.release(None)
+                raise
         else:
             self._outbox.add(frame)
 

@@ -466,6 +466,24 @@ def test_a_stream_that_closes_during_a_send_ends_after_it() -> None:
     assert not transport._thread.is_alive()
 
 
+def test_an_error_between_the_pieces_of_a_frame_closes_the_stream() -> None:
+    """Else the peer would take the next frame for the rest of this one."""
+    transport = Transport([])
+
+    def send_now(message: bytes) -> bool:
+        if transport.now:
+            raise MemoryError
+        return transport._send_now(message)
+
+    transport.stream._send_now = send_now
+    with pytest.raises(MemoryError):
+        transport.stream.send(replace(ACTIVATION, tensors=(torch.randn(50_000),)))
+    transport.stream.send(SMALL)
+    transport._thread.join(60)
+    assert not transport._thread.is_alive()
+    assert len(transport.all) == 1 and not frames_of(transport.all)
+
+
 def test_the_thread_finishes_a_frame_without_another_message() -> None:
     transport = Transport([False])
     transport.stream.send(ACTIVATION)
