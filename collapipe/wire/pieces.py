@@ -27,19 +27,19 @@ class Cutter:
         self._size, self._quick = _LEAST_PIECE_BYTES, 0  # of the next piece; quick ones in a row
 
     def pieces(self, frame: Frame, credits: int = 0) -> Iterator[bytes]:
-        """Yield a frame's bytes in pieces, the last one with at most ``MOST_CREDITS`` credits. Each
+        """Yield a frame's bytes in pieces, the first with at most ``MOST_CREDITS`` credits. Each
         piece is copied once, when it is yielded."""
-        lane = _PART if frame.kind == FrameKind.PART else 0
+        lane = _CREDIT * credits + (_PART if frame.kind == FrameKind.PART else 0)
         piece, room = list[bytes | memoryview](), self._size
         for buffer in frames.buffers(frame):
             start = 0
             while len(buffer) - start > room:
                 yield b"".join((bytes([lane | _MORE]), *piece, buffer[start : start + room]))
                 start += room
-                piece, room = [], self._size
+                piece, room, lane = [], self._size, lane % _CREDIT
             piece.append(buffer[start:])
             room -= len(buffer) - start
-        yield b"".join((bytes([lane | _LAST | _CREDIT * credits]), *piece))
+        yield b"".join((bytes([lane | _LAST]), *piece))
 
     def adapt(self, size: int, seconds: float) -> None:
         """Choose the size of the next pieces, after gRPC has taken a message of this ``size`` in so

@@ -217,11 +217,13 @@ class FrameStream:
         self.last_received_s = time.monotonic()
         if message == ACCEPTED:
             self._accept()
-        elif (data := self._joiner.joined(message, self.max_bytes)) is None:
+            return
+        data = self._joiner.joined(message, self.max_bytes)
+        if credits := credits_of(message):
+            self._outbox.credit(credits)
+        if data is None:
             self.last_moved_s = self.last_received_s
         else:
-            if credits := credits_of(message):
-                self._outbox.credit(credits)
             self._take(frames.decode(data), len(data))
 
     def _accept(self) -> None:
@@ -238,9 +240,9 @@ class FrameStream:
         """Queue a received frame once there is room for it."""
         if frame.kind != FrameKind.ALIVE:
             self.last_moved_s = time.monotonic()
+        if frame.kind == FrameKind.CREDIT:
+            return  # nothing can be received
         with self._changed:
-            if frame.kind == FrameKind.CREDIT:
-                return  # nothing can be received
             self.bytes_in += size
             ahead = sum(each.kind in COUNTED for each, _ in self._incoming)
             if frame.kind in COUNTED and ahead == WINDOW:

@@ -175,6 +175,22 @@ def test_the_next_frame_brings_credits_and_some_wait_for_none() -> None:
     assert brought == [(SMALL.kind, 1), (FrameKind.CREDIT, CREDITED), (SMALL.kind, 0)]
 
 
+def test_the_first_piece_of_a_frame_brings_credits() -> None:
+    """The last one may take seconds to come."""
+    frame = replace(LARGE, tensors=(torch.zeros(2**20, dtype=torch.uint8),))
+    assert [*map(credits_of, Cutter().pieces(frame, 3))][:3] == [3, 0, 0]
+    stream, (first, *_) = FrameStream("peer", 2**21), Cutter().pieces(frame, 3)
+    for _ in range(2 * WINDOW):
+        stream.send(ACTIVATION)
+    messages = stream.outgoing()
+    for _ in range(WINDOW):
+        next(messages)
+    stream._take_message(first)
+    for _ in range(3):
+        next(messages)
+    assert stream.backlog() == (0, WINDOW - 3)
+
+
 def test_frames_in_both_directions_need_no_others_for_their_credits() -> None:
     """Also if each end sends only one frame for each that it receives."""
     ends = FrameStream("one", 10**6), FrameStream("other", 10**6)
