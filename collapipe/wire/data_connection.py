@@ -177,7 +177,7 @@ def read(connection: socket.socket, into: memoryview, until_s: float | None) -> 
     """Fill ``into`` with the next bytes; False if the connection ends before.
 
     Raises ``OSError`` if it breaks, and if bytes are lacking at the time ``until_s`` of
-    ``time.monotonic``; if that is None, if it is silent, see ``_limit_silence``.
+    ``time.monotonic``. Without that time, it raises it for silence, see ``_limit_silence``.
     """
     how = socket.MSG_WAITALL if until_s is None else 0  # some systems limit each wait of a call
     while into:
