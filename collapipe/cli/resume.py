@@ -34,6 +34,7 @@ def resume_run(
     here = setting("hydra.run.dir", run_dir.resolve())
     moved = [each for each in overrides if each.startswith("cluster.file=")]  # the old one is gone
     began_with = merged(_saved(run_dir, here), [*moved, here])
+    _check_inventory(began_with)
     began = config.outline(began_with)
     check_plugins(began.tree, trusted)
     found = load_checkpoint(config.complete(began), checkpoint)
@@ -42,6 +43,16 @@ def resume_run(
     check_resumable(settings, found)
     check_confirmed(settings, {each.key_or_group for each in parse(overrides)})
     start(settings, found.name)
+
+
+def _check_inventory(began_with: Sequence[str]) -> None:
+    """Raise ``ConfigError`` if the run's inventory is gone, as one of ``collapipe up`` is."""
+    for each in parse(began_with):
+        if each.key_or_group == "cluster.file" and not Path(str(file := each.value())).exists():
+            raise ConfigError(
+                f"cluster.file={file}: is gone; start the devices again, such as with collapipe up "
+                "--inventory FILE, and add cluster.file=FILE"
+            )
 
 
 def _load(run_dir: Path, settled: Sequence[str], overrides: Sequence[str]) -> config.Settings:

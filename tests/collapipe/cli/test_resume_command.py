@@ -106,6 +106,8 @@ def test_the_inventory_may_have_moved(tmp_path: Path, monkeypatch: pytest.Monkey
     train(grid_of(settings), settings)
     moved, started = file.rename(tmp_path / "moved.yaml"), list[object]()
     monkeypatch.setattr(resume, "start", lambda found, _: started.append(found.tree["cluster"]))
+    with pytest.raises(ConfigError, match=r"boxes\.yaml: is gone; .* add cluster\.file=FILE"):
+        resume_run(run_dir, ["federation.rounds=2"], None, [])
     resume_run(run_dir, ["federation.rounds=2", f"cluster.file={moved}"], None, [])
     assert started == [settings.tree["cluster"] | {"file": str(moved)}]
 
