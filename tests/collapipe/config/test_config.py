@@ -183,7 +183,7 @@ def test_no_reference_in_a_saved_configuration_is_followed(
 def test_a_reference_in_a_comment_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("# ${oc.env:SECRET}\ntask: {}\n")
-    with pytest.raises(ConfigError, match=r"task\._target_=None"):
+    with pytest.raises(ConfigError, match=r"task\._target_ is missing"):
         load_saved(file)
 
 

@@ -194,7 +194,7 @@ def test_a_submitted_run_lists_missing_units_and_reports_a_lost_super_link(
         with pytest.raises(LinkError, match=r"knows no run 17.*: begin a new run$"):
             submitting.submit(*arguments)
     monkeypatch.setattr(overview, "ask", ask)
-    (tmp_path / "run" / "checkpoints" / "3").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "000003").mkdir(parents=True)
     with pytest.raises(LinkError, match=r"SuperLink has ended .* run 17 .*round 3 with: resume it"):
         submitting.submit(*arguments)
     monkeypatch.setattr(Flower, "_stream_log", broken)  # not a fault of the SuperLink

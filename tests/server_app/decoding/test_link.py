@@ -43,7 +43,7 @@ from collapipe.wire.link import (
 )
 from collapipe.wire.messages import LinkAddress
 from collapipe.wire.outbox import WINDOW
-from collapipe.wire.pieces import PIECE_BYTES
+from collapipe.wire.pieces import PIECE_BYTES, credits_of
 from collapipe.wire.streams import FrameStream
 from server_app.decoding import link as link_server
 from server_app.decoding.decoder import DecoderSession
@@ -522,10 +522,8 @@ def test_gradients_without_credit_are_kept_for_one_step(
         outgoing.put(good(FrameKind.BEGIN, torch.tensor([WINDOW + 1, 4 * WINDOW + 4])))
         for number in range(WINDOW + 1):
             outgoing.put(good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=number))
-            if number % 2:
-                next(call)  # the server's credit for two more
             if number < WINDOW:
-                next(call)
+                assert credits_of(next(call)) == 1
         outgoing.put(END)
         assert frames.decode(next(call)[1:]).kind == FrameKind.NORMS
         outgoing.put(good(FrameKind.BEGIN, torch.tensor([1, 4]), step=5))
