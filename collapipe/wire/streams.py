@@ -238,8 +238,7 @@ class FrameStream:
 
     def _take(self, frame: Frame, size: int) -> None:
         """Queue a received frame once there is room for it."""
-        if frame.kind != FrameKind.ALIVE:
-            self.last_moved_s = time.monotonic()
+        self._note_moved(frame)
         if frame.kind == FrameKind.CREDIT:
             return  # nothing can be received
         with self._changed:
@@ -278,6 +277,7 @@ class FrameStream:
             self.bytes_out += len(piece) - 1
             if not self._send_now(piece):
                 return frame, chain((b"",), pieces)
+            self._note_moved(frame)
             self._cutter.adapt(len(piece), 0.0)
         self._note_sent(frame)
         return None
@@ -308,13 +308,14 @@ class FrameStream:
     def _whole(self, frame: Frame, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
             yield piece
-            if frame.kind != FrameKind.ALIVE:
-                self.last_moved_s = time.monotonic()
+            self._note_moved(frame)
         self._note_sent(frame)
 
-    def _note_sent(self, frame: Frame) -> None:
+    def _note_moved(self, frame: Frame) -> None:
         if frame.kind != FrameKind.ALIVE:
             self.last_moved_s = time.monotonic()
+
+    def _note_sent(self, frame: Frame) -> None:
         if frame.kind in COUNTED:
             self.on_sent(frame)
 

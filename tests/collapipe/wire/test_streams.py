@@ -369,9 +369,15 @@ def frames_of(messages: Iterable[bytes]) -> list[Frame]:
 
 def test_a_small_frame_is_sent_without_a_change_of_threads() -> None:
     transport = Transport([])
+    transport.stream.last_moved_s = 0.0
+    transport.stream.send(replace(SMALL, kind=FrameKind.ALIVE))
+    assert transport.stream.last_moved_s == 0.0
+    transport.now.clear()
+    transport.stream.bytes_out = 0
     for _ in range(WINDOW):
         transport.stream.send(ACTIVATION)
     transport.stream.send(SMALL)
+    assert transport.stream.last_moved_s > 0.0
     assert [each.kind for each in frames_of(transport.now)] == [*[ACTIVATION.kind] * 4, SMALL.kind]
     assert transport.taken == [ACTIVATION] * WINDOW
     assert transport.stream.bytes_out == sum(map(len, transport.now)) - WINDOW - 1
