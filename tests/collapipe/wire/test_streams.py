@@ -14,7 +14,7 @@ from frame_bytes import encode
 from collapipe.errors import LinkError, WireError
 from collapipe.wire.frames import Frame, FrameKind, decode
 from collapipe.wire.outbox import CREDITED, WINDOW
-from collapipe.wire.pieces import PIECE_BYTES, Cutter, Joiner, credits_of
+from collapipe.wire.pieces import MOST_CREDITS, PIECE_BYTES, Cutter, Joiner, credits_of
 from collapipe.wire.streams import FrameStream
 
 SMALL = Frame(FrameKind.READY, 1, 2, 3)
@@ -189,6 +189,17 @@ def test_the_first_piece_of_a_frame_brings_credits() -> None:
     for _ in range(3):
         next(messages)
     assert stream.backlog() == (0, WINDOW - 3)
+
+
+def test_credits_that_a_piece_cannot_bring_wait_for_the_next() -> None:
+    """A peer that ignores the window may be owed more."""
+    stream, count = FrameStream("peer", 10**6), MOST_CREDITS + 5
+    for message in count * [*pieces(ACTIVATION)]:
+        stream._take_message(message)
+        stream.receive(0)
+    stream.send(SMALL)
+    messages = stream.outgoing()
+    assert [credits_of(next(messages)) for _ in range(2)] == [MOST_CREDITS, 5]
 
 
 def test_frames_in_both_directions_need_no_others_for_their_credits() -> None:
