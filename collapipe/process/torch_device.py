@@ -54,3 +54,12 @@ def use_threads(number: int | None, at_once: int) -> None:
     """Let torch use ``number`` threads in this process; None: an equal share of the cores, which
     ``at_once`` computing parts of the run use at the same time."""
     torch.set_num_threads(number or max(1, _CORES // at_once))
+
+
+def keep_to_threads() -> None:
+    """Let the calling thread compute with as many threads as torch was told to use.
+
+    In a new Python thread matrix products use all cores until torch has looked at its own number
+    there. Their last bits depend on how many compute.
+    """
+    torch.get_num_threads()

@@ -27,6 +27,7 @@ from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.own_packages import error_of_plugin, place_in_plugin
+from collapipe.process.torch_device import keep_to_threads
 from collapipe.sections import LinkSettings
 from collapipe.wire.channels import SERVER_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
@@ -107,7 +108,7 @@ class DecoderLinkServer:
         self._watching = threading.Thread(target=self._watch, daemon=True, name="decoder-watch")
         self._certified = certified
         self._threads = futures.ThreadPoolExecutor(
-            2 * max_sessions, thread_name_prefix="decoder-link"
+            2 * max_sessions, thread_name_prefix="decoder-link", initializer=keep_to_threads
         )
         self._server = grpc.server(
             self._threads,

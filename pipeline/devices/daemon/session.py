@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import BusyLinkError, LinkError, RefusedLinkError, WireError, one_line
+from collapipe.process.torch_device import keep_to_threads
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
@@ -75,6 +76,7 @@ class Session:
 
     def run(self) -> None:
         """Run until the control unit ends the stream or is lost, or the daemon leaves."""
+        keep_to_threads()
         done = threading.Event()
         try:
             threading.Thread(target=self._signs_of_life, args=(done,), daemon=True).start()

@@ -19,6 +19,7 @@ import pytest
 import torch
 from decoder_session import decoder_session
 from frame_bytes import encode
+from new_threads import product
 from sections import link_settings
 
 from client_app.link import DecoderLink, LinkPrecisions
@@ -107,6 +108,22 @@ def test_an_honest_unit_trains_its_session(server: DecoderLinkServer) -> None:
     assert mine.complete
     assert second < first
     assert not torch.equal(before, mine.part.weights()[WEIGHT])
+
+
+def test_a_session_computes_with_the_threads_of_the_process(
+    server: DecoderLinkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a model's last bits would depend on whether the stream has a new thread."""
+    begin, found = DecoderSession.begin, list[torch.Tensor]()
+
+    def begun(self: DecoderSession, *step: int) -> None:
+        found.append(product())
+        begin(self, *step)
+
+    monkeypatch.setattr(DecoderSession, "begin", begun)
+    train_round(server.open(session(0)), 0)
+    assert len(found) == 2
+    assert all(torch.equal(each, product()) for each in found)
 
 
 def test_a_server_leaves_no_threads() -> None:

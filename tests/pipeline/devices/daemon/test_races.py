@@ -11,6 +11,7 @@ import grpc
 import pytest
 import torch
 from device_cluster import INSECURE, daemons
+from new_threads import product
 
 from collapipe.errors import LinkError, RefusedLinkError
 from collapipe.wire import channels
@@ -68,6 +69,23 @@ def session() -> Session:
 
     own = threading.Event(), threading.Event()
     return Session(FrameStream("the control unit", 100), never, never, *own, held=HELD)
+
+
+def test_a_session_computes_with_the_threads_of_the_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise its first products would use all cores, and differ in their last bits."""
+    found = list[torch.Tensor]()
+
+    def waited(*_: Any, **__: Any) -> None:
+        found.append(product())
+        raise LinkError("the control unit is gone")
+
+    monkeypatch.setattr(Session, "_wait", waited)
+    thread = threading.Thread(target=session().run)
+    thread.start()
+    thread.join()
+    assert torch.equal(*found, product())
 
 
 class Hooked(dict[str, FrameStream]):
