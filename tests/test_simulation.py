@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from federated import TINY, weights
+from federated import TINY
 from run_files import summary_of
+from safetensors.torch import load_file
 
 from collapipe.cli.resume import resume_run
 from collapipe.cli.run import run_job
@@ -37,12 +38,18 @@ def test_a_simulation_resumed_in_one_process_equals_a_run_in_one_process(
     run_job([*TWO_NODES, "federation.rounds=2", "runtime=simulation", f"hydra.run.dir={simulated}"])
     assert len(kept) == 2
     assert not any(each.exists() for each in kept)
+    for file in ("tensors", "unit-0", "unit-1"):
+        assert_equal(local, simulated, f"checkpoints/000002/{file}.safetensors")
     resume_run(simulated, ["federation.rounds=3", "runtime=local"], None, [])
-    expected, found = weights(local), weights(simulated)
-    assert expected.keys() == found.keys()
-    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    assert_equal(local, simulated, "model/model.safetensors")
     summary = summary_of(simulated)
     assert (summary["rounds_completed"], summary["status"]) == (3, "completed")
+
+
+def assert_equal(local: Path, simulated: Path, file: str) -> None:
+    expected, found = (load_file(each / file) for each in (local, simulated))
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
 @pytest.mark.parametrize(
