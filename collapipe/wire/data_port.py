@@ -1,7 +1,8 @@
 """Make data connections: a device listens for those that it offers, and callers take them up.
 
 The device that serves a stream offers a port, a ticket and two keys on the gRPC stream, which TLS
-protects. The caller connects to the port and presents the ticket, which is valid once.
+protects. The caller connects to the port, names the cipher and presents the ticket, which is valid
+once.
 """
 
 import logging
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from collapipe.errors import ConfigError, WireError, cause_of
-from collapipe.wire.data_connection import CONNECT_S, DataConnection, read
+from collapipe.wire.data_connection import CONNECT_S, DataConnection, has_fast_aes, read
 
 _ON_GRPC_S = 60.0  # before a data connection is tried again
 _HIGHER = 10_000  # number of a data port above that of its gRPC port
@@ -27,27 +28,30 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A port, the ticket that it expects, and the keys of the messages of both ends."""
+    """A port, the ticket that it expects, and the keys of the messages of both ends; ``aes`` says
+    whether AES is fast on the device."""
 
     port: int
+    aes: bool
     ticket: bytes = field(repr=False)
     caller_key: bytes = field(repr=False)
     device_key: bytes = field(repr=False)
 
     def packed(self) -> bytes:
         """Return the offer as bytes, see ``unpacked``."""
-        return self.port.to_bytes(2) + self.ticket + self.caller_key + self.device_key
+        head = self.port.to_bytes(2) + self.aes.to_bytes()
+        return head + self.ticket + self.caller_key + self.device_key
 
     @staticmethod
     def unpacked(packed: bytes) -> "Offer":
         """Return the offer in these bytes. Raises ``WireError`` for another number of bytes."""
-        ends = 2, 2 + _TICKET_BYTES, 2 + _TICKET_BYTES + _KEY_BYTES
+        ends = 2, 3, 3 + _TICKET_BYTES, 3 + _TICKET_BYTES + _KEY_BYTES
         if len(packed) != ends[-1] + _KEY_BYTES:
             raise WireError(f"an offer of a data connection has {len(packed)} bytes")
-        port, ticket, caller_key, device_key = (
+        port, aes, ticket, caller_key, device_key = (
             packed[start:stop] for start, stop in zip((0, *ends), (*ends, None), strict=True)
         )
-        return Offer(int.from_bytes(port), ticket, caller_key, device_key)
+        return Offer(int.from_bytes(port), aes != bytes(1), ticket, caller_key, device_key)
 
 
 class DataPort:
@@ -81,7 +85,7 @@ class DataPort:
         ticket, caller_key, device_key = map(
             secrets.token_bytes, (_TICKET_BYTES, _KEY_BYTES, _KEY_BYTES)
         )
-        offer = Offer(self._port, ticket, caller_key, device_key)
+        offer = Offer(self._port, has_fast_aes(), ticket, caller_key, device_key)
         made = Future[DataConnection]()
         self._offers[ticket] = offer, made
         try:
@@ -114,11 +118,11 @@ class DataPort:
         own: DataConnection | None = None
         try:
             connection.settimeout(None)
-            ticket = memoryview(bytearray(_TICKET_BYTES))
-            if not read(connection, ticket, time.monotonic() + CONNECT_S):
+            first = memoryview(bytearray(1 + _TICKET_BYTES))
+            if not read(connection, first, time.monotonic() + CONNECT_S):
                 raise ConnectionError("ended")
-            offer, made = self._offers.pop(ticket.tobytes())
-            own = DataConnection(connection, offer.device_key, offer.caller_key)
+            offer, made = self._offers.pop(first[1:].tobytes())
+            own = DataConnection(connection, offer.device_key, offer.caller_key, bool(first[0]))
             own.greet()
             made.set_result(own)
         except (OSError, KeyError, RuntimeError, InvalidStateError):
@@ -156,8 +160,9 @@ def connected(host: str, offer: Offer) -> DataConnection:
     """Take up an ``offer`` of the device ``host``. Raises ``OSError`` if this is not possible."""
     connection = socket.create_connection((host, offer.port), CONNECT_S)
     try:
-        connection.sendall(offer.ticket)
-        made = DataConnection(connection, offer.caller_key, offer.device_key)
+        by_aes = offer.aes and has_fast_aes()
+        connection.sendall(by_aes.to_bytes() + offer.ticket)
+        made = DataConnection(connection, offer.caller_key, offer.device_key, by_aes)
         made.check_greeting()
     except (OSError, RuntimeError, WireError) as error:  # RuntimeError: too many threads
         connection.close()

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import grpc
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire import data_connection, data_port, lanes
@@ -40,17 +41,17 @@ def sockets() -> tuple[socket.socket, socket.socket]:
     return one, other
 
 
-def pair() -> tuple[DataConnection, DataConnection]:
+def pair(by_aes: bool = False) -> tuple[DataConnection, DataConnection]:
     """Return both ends of a data connection."""
     one, other = sockets()
-    return DataConnection(one, OWN, OTHER), DataConnection(other, OTHER, OWN)
+    return DataConnection(one, OWN, OTHER, by_aes), DataConnection(other, OTHER, OWN, by_aes)
 
 
 def sealed(message: bytes, key: bytes = OWN) -> bytes:
     """Return the bytes that ``send`` writes for a first message."""
     writing, reading = sockets()
     with writing, reading:
-        DataConnection(writing, key, OTHER).send(message)
+        DataConnection(writing, key, OTHER, by_aes=False).send(message)
         return reading.recv(1000)
 
 
@@ -59,11 +60,12 @@ def answers_to(data: bytes) -> DataConnection:
     one, other = sockets()
     other.sendall(data)
     other.close()
-    return DataConnection(one, OTHER, OWN)
+    return DataConnection(one, OTHER, OWN, by_aes=False)
 
 
-def test_messages_arrive_in_order_and_unreadable_on_the_way() -> None:
-    one, other = pair()
+@pytest.mark.parametrize("by_aes", [True, False])
+def test_messages_arrive_in_order_and_unreadable_on_the_way(by_aes: bool) -> None:
+    one, other = pair(by_aes)
     sent = [b"", b"abc", bytes(500_000)]
     thread = threading.Thread(target=lambda: [one.send(each) for each in sent], daemon=True)
     thread.start()
@@ -154,8 +156,9 @@ def test_a_message_cut_off_is_the_end() -> None:
 
 
 def test_an_offer_travels_as_bytes_and_is_not_shown() -> None:
-    offer = Offer(7700, b"t" * 16, b"c" * 32, b"d" * 32)
-    assert Offer.unpacked(offer.packed()) == offer
+    offer = Offer(7700, True, b"t" * 16, b"c" * 32, b"d" * 32)
+    for each in offer, replace(offer, aes=False):
+        assert Offer.unpacked(each.packed()) == each
     assert "ccc" not in repr(offer) and "ttt" not in repr(offer)
     for wrong in b"", offer.packed()[:-1], offer.packed() + b"x":
         with pytest.raises(WireError):
@@ -185,6 +188,20 @@ def test_a_ticket_is_valid_once_and_until_its_stream_ends() -> None:
         with pytest.raises(ConnectionError):
             connected("127.0.0.1", offer)
         assert not port._offers
+
+
+@pytest.mark.parametrize("device", [True, False])
+@pytest.mark.parametrize("caller", [True, False])
+def test_the_ends_use_aes_if_it_is_fast_on_both(
+    device: bool, caller: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listening() as port:
+        monkeypatch.setattr(data_port, "has_fast_aes", lambda: device)
+        with port.offered() as (offer, made):
+            monkeypatch.setattr(data_port, "has_fast_aes", lambda: caller)
+            ends = connected("127.0.0.1", offer), made.result(SECONDS)
+            kinds = {type(key) for end in ends for key in (end._own, end._other)}
+            assert kinds == {AESGCM if device and caller else ChaCha20Poly1305}
 
 
 def test_strangers_are_few_and_stay_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +235,7 @@ def answering(answer: Callable[[socket.socket], object]) -> Iterator[Offer]:
             answer(callers[0])
 
         threading.Thread(target=serve, daemon=True).start()
-        yield Offer(other.getsockname()[1], bytes(16), OWN, OTHER)
+        yield Offer(other.getsockname()[1], False, bytes(16), OWN, OTHER)
         for each in callers:
             each.close()
 
