@@ -7,6 +7,7 @@ Its frozen weights, the base, are named by digests, and kept in the folder only 
 """
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from collapipe.config import Settings, load_saved
 from collapipe.config.settings import check_members
 from collapipe.config.trust import read_limited
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, one_line, printable
 from collapipe.models.cut import CutHead
 from collapipe.models.frozen import FrozenParts, find, forget, frozen_in, published, whole
 from collapipe.models.kept import quantised_without_values, to_dtype
@@ -36,7 +37,8 @@ from collapipe.models.split import (
     training_names,
 )
 from collapipe.models.without_values import WithoutValues
-from collapipe.runs.folder import BASE, check_there, weights_file
+from collapipe.runs.folder import BASE, LOCK, check_there, weights_file
+from collapipe.runs.reading import how_to_go_on, read_summary
 from collapipe.sections import LoraSettings
 from collapipe.tensors import Tensors
 from collapipe.text.chat_template import ChatTemplate
@@ -45,6 +47,7 @@ from collapipe.text.vocabulary import Vocabulary
 from collapipe.validation import from_json, returned
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
 
+_log = logging.getLogger(__name__)
 _DIGESTS = TypeAdapter(dict[str, str])
 _COMPLETE = "causal", "decoder"  # heads of which a pretrained model draws no weight
 
@@ -191,7 +194,21 @@ def load_trained(run_dir: Path, trusted: Sequence[str] = (), unit: int | None = 
         raise _refusal(file, error) from error
     if (count := len(trained) + len(base)) < blocks:  # check the claimed number before building
         raise _refusal(file, f"{count} tensors for {blocks} blocks")
+    _warn_of_first_weights(run_dir)
     return Trained(settings, whole(base) | trained, tokenizer, file)
+
+
+def _warn_of_first_weights(run_dir: Path) -> None:
+    """Warn if no round of the run has changed its model, as after a failure in round 1."""
+    if summary := read_summary(run_dir):
+        status = printable(summary.status)
+        untrained = summary.rounds_completed == summary.rounds_skipped
+    else:  # a copy of the model alone has no lock
+        began, ended = ((run_dir / name).exists() for name in (LOCK, "metrics.jsonl"))
+        status, untrained = "not ended", began and not ended
+    if untrained:
+        fault = "no round has trained this run's model, these are its first weights"
+        _log.warning("%s: %s (status: %s); %s", run_dir, fault, status, how_to_go_on(run_dir))
 
 
 def _refusal(file: Path, cause: object) -> ConfigError:

@@ -31,6 +31,7 @@ class Summary:
     status: str
     error: str | None = None
     rounds_completed: int | None = None
+    rounds_skipped: int = 0
     metric: Score | None = None
     test_loss: float | None = None
     wall_s: float | None = None
@@ -140,7 +141,7 @@ def read_run(folder: Path) -> Run:
     num_units = valid(_TREE, str(config), tree).federation.num_units
     first = text.partition("\n")[0]
     version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
-    summary = _read(_SUMMARY, folder / "summary.json")  # first: it is written after all rounds
+    summary = read_summary(folder)  # first: it is written after all rounds
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
     _check_complete(folder, summary, len(rounds))
     shards = read_shards(folder)
@@ -234,6 +235,11 @@ _CHOICES, _TREE = TypeAdapter(dict[str, str]), TypeAdapter(_Tree)
 def _read(kind: TypeAdapter[T], file: Path) -> T | None:
     """Return a small file's validated content; None if the file is missing."""
     return checked(kind, file, 0, text_of(file)) if file.is_file() else None
+
+
+def read_summary(run_dir: Path) -> Summary | None:
+    """Return the run's summary, None before it ends. Raises ``ConfigError`` for an invalid file."""
+    return _read(_SUMMARY, run_dir / "summary.json")
 
 
 def read_shards(run_dir: Path) -> _Shards:

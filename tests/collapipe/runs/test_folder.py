@@ -95,6 +95,40 @@ def test_an_averaged_run_has_no_models_of_single_units(tmp_path: Path) -> None:
         load_model(folder.path, unit=0)
 
 
+@pytest.mark.parametrize(
+    ("summary", "metrics", "status"),
+    [
+        ({"status": "failed", "rounds_completed": 0}, False, "failed"),
+        ({"status": "failed", "rounds_completed": 2, "rounds_skipped": 2}, True, "failed"),
+        ({"status": "failed", "rounds_completed": 2, "rounds_skipped": 1}, True, None),
+        ({"status": "completed", "rounds_completed": 2}, True, None),
+        (None, False, "not ended"),
+        (None, True, None),
+    ],
+)
+def test_a_model_that_no_round_has_trained_is_loaded_with_a_warning(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    summary: dict[str, object] | None,
+    metrics: bool,
+    status: str | None,
+) -> None:
+    folder, settings, tokenizer = begun(tmp_path)
+    folder.write_weights(initial_model(settings, tokenizer).state_dict())
+    load_model(tmp_path)
+    assert not caplog.messages  # no run has begun here: it may be a copy of the model alone
+    with folder.locked():
+        if metrics:
+            folder.append_metrics({})
+        if summary is not None:
+            folder.write_summary(summary)
+    load_model(tmp_path)
+    warned = [
+        f"(status: {status})" in line and "begin a new run" in line for line in caplog.messages
+    ]
+    assert warned == ([] if status is None else [True]), caplog.messages
+
+
 @pytest.mark.parametrize("command", [("predict", "RUN", "Dienstag"), ("export", "RUN", "OUT")])
 def test_predict_and_export_accept_the_number_of_a_unit(
     apart: tuple[Path, list[Tensors]], tmp_path: Path, command: tuple[str, ...]
