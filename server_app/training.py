@@ -34,6 +34,7 @@ from server_app.checkpoints.resumption import (
     rewind_run,
 )
 from server_app.checkpoints.writing import RunCheckpoints
+from server_app.decoding.link import decoder_link
 from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.places import Places
 from server_app.planning.scheduler import Scheduler
@@ -57,6 +58,9 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     """
     use_threads(settings.pipeline.threads, settings.computing_at_once)
     logging.getLogger("flwr").setLevel(logging.WARNING)  # this package prints its own lines
+    if settings.framework.train:
+        with decoder_link(settings):  # raises early if its port is taken
+            pass
     folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
     with folder.locked(), _placed(grid, folder) as places:
         if settings.evaluates_on_server:

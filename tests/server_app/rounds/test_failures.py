@@ -1,6 +1,7 @@
 """Units that raise, hang or diverge: the run continues without them, or it stops with a reason."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from client_app.control_unit import ControlUnit
 from client_app.round import RoundInputs, RoundResult, run_round
 from collapipe.errors import (
     CancelledRoundError,
+    ConfigError,
     NonFiniteLossError,
     RoundFailedError,
     unit_called,
@@ -409,6 +411,22 @@ def test_a_run_without_a_finished_round_saves_the_untrained_model(tmp_path: Path
     settings, model, tokenizer = load_model(tmp_path / "run")
     fresh = initial_model(settings, tokenizer).state_dict()
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_run_whose_port_is_taken_fails_before_it_writes_or_asks(tmp_path: Path) -> None:
+    asked = list[str]()
+
+    def client(message: Message, context: Context) -> Message:
+        asked.append(message.metadata.message_type)
+        return client_app(message, context)
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = f"link.port={other.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"link\.port=.*: cannot listen"):
+            run(tmp_path / "run", port, client=client)  # type: ignore[arg-type]
+    assert asked == []
+    assert not (tmp_path / "run").exists()
+    run(tmp_path / "run", *UNTRAINED, port, "federation.rounds=1", client=scripted_units())
 
 
 def test_a_head_that_is_not_finite_stops_the_run_before_it_is_saved(
