@@ -10,6 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from collapipe.config.resolved import value_at
 from collapipe.errors import CollaPipeError, ConfigError, one_line
+from collapipe.inventory.schema import InventorySection
+from collapipe.inventory.yaml_file import load
 from collapipe.process.files import read, replace
 from collapipe.step_law import StepLaw
 
@@ -18,11 +20,14 @@ _OPTIONS = (  # a measured step holds for the same values only
     *(f"pipeline.{name}" for name in ("num_micro_batches", "schedule", "recompute")),
     *(f"pipeline.{name}" for name in ("dtype", "threads", "wire_dtype", "relay")),
 )
+_TIMES = {"name", "chunk", "flops_per_s", "d2d_rate_bps", "launch_s", "hop_latency_s"}
+_FIGURES: Any = {"devices": {"__all__": _TIMES}, "links": True}  # of a cluster
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
     options: Mapping[str, Any]
+    figures: Sequence[Mapping[str, Any]]  # of the clusters; steps are relative to them
     steps: Sequence[StepLaw | None]  # of the clusters, in the order of the inventory
 
 
@@ -37,7 +42,7 @@ def step_file(inventory: Path) -> Path:
 def write_steps(inventory: Path, tree: object, steps: Sequence[StepLaw | None]) -> Path:
     """Write the steps of the inventory's clusters that a run with the options ``tree`` measured."""
     file = step_file(inventory)
-    replace(file, _CONTENT.dump_json(_Content(options_of(tree), steps)))
+    replace(file, _CONTENT.dump_json(_Content(options_of(tree), _figures(inventory), steps)))
     return file
 
 
@@ -47,7 +52,7 @@ def read_step(
     """Return the measured step of the inventory's cluster at ``place``, which has these
     ``devices``; None if there is no file.
 
-    Raises ``ConfigError`` for an invalid file, or one of other devices or options than ``tree``.
+    Raises ``ConfigError`` for an invalid file, or one of other devices, figures or options.
     """
     file, how = step_file(inventory), f"collapipe device measure {quote(str(inventory))}"
     again = f"measure again: {how} OPTIONS --write, with the options of collapipe run"
@@ -64,8 +69,16 @@ def read_step(
         raise ConfigError(f"{file}: was measured with another {', '.join(other)}; {again}")
     for step in content.steps[place : place + 1]:
         if step is not None and {*devices} == {*step.devices, *step.blocks, *step.present}:
+            if content.figures[place : place + 1] != _figures(inventory)[place : place + 1]:
+                raise ConfigError(f"{file}: was measured with other figures of devices; {again}")
             return step
     raise ConfigError(f"{file}: was not measured with {', '.join(devices)}; {again}")
+
+
+def _figures(inventory: Path) -> list[dict[str, Any]]:
+    """Return the figures of each cluster's devices and links."""
+    clusters = load(inventory).parse(InventorySection).clusters
+    return [each.model_dump(mode="json", include=_FIGURES) for each in clusters]
 
 
 def options_of(tree: object) -> dict[str, Any]:

@@ -21,10 +21,23 @@ TREE: dict[str, Any] = {
 PLAN = '{"stages": [], "num_micro_batches": 1, "step_s": 1.0, "weight": 1.0}'
 STEP = law_of(DEVICES, head_s=0.02, blocks={"pi": 3})
 
+INVENTORY = """
+batch_size: 64
+model: {name: transformer}
+clusters:
+  - {name: away, devices: [{name: one, chunk: {u: 0.3}}]}
+  - name: home
+    links: [{between: [jetson, pi], d2d_rate_bps: 2e9}]
+    devices:
+      - {name: jetson, chunk: {u: 0.1, w: 1e-3, l: 0, block_flops: 5e6}, address: "127.0.0.1:1"}
+      - {name: pi, flops_per_s: 1e9, d2d_rate_bps: 3e9, memory_bytes: 1e9}
+"""
+
 
 @pytest.fixture
 def boxes(tmp_path: Path) -> Path:
     file = tmp_path / "boxes.yaml"
+    file.write_text(INVENTORY)
     written = write_steps(file, TREE, [None, STEP])
     assert written == step_file(file) == tmp_path / "boxes.yaml.step.json"
     return file
@@ -62,6 +75,33 @@ def test_a_step_measured_with_other_devices_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="not measured with jetson"):
         read_step(boxes, TREE, place, devices)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fits"),
+    [
+        ("u: 0.1", "u: 0.2", False),
+        ("w: 1e-3, ", "w: 2e-3, ", False),
+        ("block_flops: 5e6", "block_flops: 6e6", False),
+        ("flops_per_s: 1e9", "flops_per_s: 2e9", False),
+        ("d2d_rate_bps: 3e9", "d2d_rate_bps: 3e9, launch_s: 1", False),
+        ("d2d_rate_bps: 2e9", "d2d_rate_bps: 3e9", False),
+        ("u: 0.3", "u: 0.4", True),  # another cluster
+        ("127.0.0.1:1", "127.0.0.1:2", True),
+        ("memory_bytes: 1e9", "memory_bytes: 2e9", True),
+        ("u: 0.1", "u: 1.0e-1", True),
+    ],
+)
+def test_a_step_is_refused_after_a_change_of_the_figures_that_it_is_relative_to(
+    boxes: Path, old: str, new: str, fits: bool
+) -> None:
+    assert INVENTORY.count(old) == 1
+    boxes.write_text(INVENTORY.replace(old, new))
+    if fits:
+        assert read_step(boxes, TREE, 1, DEVICES) == STEP
+    else:
+        with pytest.raises(ConfigError, match=r"measured with other figures .* measure again"):
+            read_step(boxes, TREE, 1, DEVICES)
 
 
 @pytest.mark.parametrize(
