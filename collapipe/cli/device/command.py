@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from collapipe.cli.device.log_limits import JsonLines, LogLimits
 from collapipe.credentials.addresses import host_and_port
+from collapipe.credentials.member import Role, check_name
 from collapipe.errors import ConfigError, faults_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def device(
         raise ConfigError(f"--memory {memory}: this machine has {has_bytes / 1e9:.3g} GB")
     if insecure and credentials is not None:
         raise ConfigError("--insecure, --credentials: contradict each other; leave one out")
+    if insecure and name is not None:
+        check_name(name)  # which names a folder, too
     own = None if insecure else _credentials(credentials, name)
     if model is not None and not Path(model).is_dir() and not _HUB_ID.fullmatch(model):
         raise ConfigError(f"--model {model}: no such folder, and no hub id such as ORG/NAME")
@@ -138,7 +141,6 @@ def _credentials(folder: Path | None, name: str | None) -> "Credentials":
             "alone --insecure does without"
         )
     from collapipe.credentials.credentials import load
-    from collapipe.credentials.member import Role
 
     found = load(folder)
     if found.member.role != Role.DEVICE:

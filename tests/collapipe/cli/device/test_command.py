@@ -49,6 +49,10 @@ SegmentStage.forward = slow
         (["--insecure", "--listen", "127.0.0.1:"], "must be HOST:PORT, such as 10.0.0.5:7700"),
         (["--insecure", "--listen", "127.0.0.1"], "must be HOST:PORT, such as 10.0.0.5:7700"),
         (["--insecure", "--credentials", "own"], "leave one out"),
+        *(
+            (["--insecure", "--name", name], "must be 1 to 40 characters of a-z, 0-9 and -")
+            for name in ("..", "a/b", "a\nb", "\x1b[31m", "a" * 41, "名" * 9, "")
+        ),
         (["--credentials", "nowhere"], "nowhere/key.pem: cannot be read"),
     ],
 )
