@@ -31,9 +31,21 @@ def write_laws(file: Path, laws: Laws, cost: BlockCost) -> None:
     Raises ``ConfigError`` if the file lacks a device or link, has a form that cannot be edited, or
     cannot be written.
     """
+    _write(file, with_laws(file, read(file), laws, cost))
+
+
+def check_editable(file: Path, cost: BlockCost) -> None:
+    """Raise ``ConfigError`` if ``write_laws`` would for the laws of all devices and links."""
+    text = read(file)
+    keys = _places(from_text(file, text).parse(InventorySection))
+    laws = {key: AffineLaw(u=float(len(key) == 2), v=0.0, w=1.0, ell=0.0) for key in keys}
+    with_laws(file, text, laws, cost)
+    _write(file, text)  # as it is
+
+
+def _write(file: Path, text: str) -> None:
     target = file.resolve()  # of a link
-    content = with_laws(file, read(file), laws, cost).encode()
-    replace(target, content, S_IMODE(target.stat().st_mode))
+    replace(target, text.encode(), S_IMODE(target.stat().st_mode))
 
 
 def with_laws(file: Path, text: str, laws: Laws, cost: BlockCost) -> str:

@@ -30,7 +30,7 @@ from collapipe.errors import CollaPipeError, LinkError, StageError, printable
 from collapipe.formatting import amount, counted
 from collapipe.inventory.measured_step import step_file, write_steps
 from collapipe.inventory.model import TOKENS, read_spec
-from collapipe.inventory.rewriting import Key, write_laws
+from collapipe.inventory.rewriting import Key, check_editable, write_laws
 from collapipe.inventory.schema import InventorySection, LinkSection
 from collapipe.inventory.yaml_file import Document, load
 from collapipe.models.cost import measure_cost
@@ -188,6 +188,8 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
     cost = measure_cost(spec, tokens, batch_size)
     trial = Trial(spec, cost, tokens, batch_size, repeats)
     dialer = Dialer(own_credentials(file, section), ANSWER_S)
+    if write:  # raises an error now, not after minutes of measuring
+        check_editable(file, cost)
     found = Measuring(dialer, trial).laws(section)
     show(found, cost, tokens, ", of {} and {}".format(*trial.samples))
     known = {each.key: each.law for each in found if each.law is not None}

@@ -1,7 +1,8 @@
 """``collapipe device measure`` fits laws to times; here the times are scripted."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from full_disk import full_disk
 
 from collapipe.cli.device import measure, trial_run
 from collapipe.cli.device.hop_times import Trip
@@ -16,7 +18,7 @@ from collapipe.cli.device.law_table import Measured
 from collapipe.cli.device.measure import Measuring
 from collapipe.cli.device.survey import Hop, SurveyedDevice
 from collapipe.cli.device.trial_round import Trial
-from collapipe.errors import LinkError
+from collapipe.errors import ConfigError, LinkError
 from collapipe.inventory.file import read_inventory
 from collapipe.inventory.measured_step import step_file
 from collapipe.inventory.schema import InventorySection
@@ -192,6 +194,31 @@ def test_a_device_that_is_lost_in_a_later_pass_has_no_law(monkeypatch: pytest.Mo
     assert first.law is not None
     assert (second.law, second.fault) == (None, "device-1: lost")
     assert boxes.timed.count("device-1") == 3  # not timed again after the failure
+
+
+@pytest.mark.parametrize(
+    ("comment", "disk", "message"),
+    [
+        ("# of the data sheet\n       ", nullcontext, "a form in which laws cannot be put"),
+        ("", full_disk, r"boxes\.yaml: cannot be written"),
+    ],
+)
+def test_a_file_that_cannot_be_edited_is_refused_before_devices_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    comment: str,
+    disk: Callable[[], AbstractContextManager[None]],
+    message: str,
+) -> None:
+    file, devices = tmp_path / "boxes.yaml", Boxes([1.0])
+    text = inventory(4, LINKS).replace("flops_per_s: 1,", f"flops_per_s: 1, {comment}", 1)
+    file.write_text(text)
+    scripted(devices, monkeypatch)
+    with disk(), pytest.raises(ConfigError, match=message):
+        measure.measure_devices(file, [], repeats=1, write=True)
+    assert (devices.timed, file.read_text()) == ([], text)
+    measure.measure_devices(file, [], repeats=1, write=False)
+    assert devices.timed
 
 
 def test_steps_need_options_and_write_and_start_without_old_measurements(
