@@ -239,9 +239,9 @@ def up(
     """Start devices on this machine, and remove them at the end: collapipe up --devices 3 -- run"""
     from collapipe.cli.up import up as start
 
-    if context.args[:1] not in ([], ["run"]):
+    if context.args[:1] not in ([], ["run"], ["resume"]):
         way = "for another command start devices alone, with --inventory"
-        raise click.UsageError(f"{context.args[0]}: up trains by `run` alone; {way}")
+        raise click.UsageError(f"{context.args[0]}: up trains by `run` or `resume` alone; {way}")
     raise typer.Exit(start(devices, clusters, inventory, memory, context.args, context.obj))
 
 

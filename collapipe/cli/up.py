@@ -21,6 +21,7 @@ from collapipe.flower.commands import last_line
 from collapipe.inventory.measured_step import step_file
 from collapipe.process.children import ending
 from collapipe.process.folders import TemporaryFolder
+from collapipe.runs.confirmation import STARTED_BY
 
 _READY = ": ready on "
 _POLL_S, _LOOK_S, _END_S = 0.1, 1.0, 20.0
@@ -74,6 +75,11 @@ def up(
         one_thread = "pipeline.threads=1"  # as each daemon: all share this machine's cores
         on_them = [f"federation.num_units={clusters}", "cluster=devices", own_file, one_thread]
         command = [run[0], *on_them, *run[1:]] if run else []
+        if run[:1] == ["resume"]:  # the other options are in the run's folder
+            command = [*run, own_file]
+        again = f"--devices={devices}", f"--clusters={clusters}", f"--memory={memory}"
+        os.environ[STARTED_BY] = shlex.join(["collapipe", "up", *again, "--"])
+        stack.callback(os.environ.pop, STARTED_BY)
         where = f"inventory {file}"
         return run_or_wait(program, command, on_them, where, "the devices", processes)
 

@@ -1,5 +1,6 @@
 """Options of a run's folder that reach other machines: to resume it a user must repeat them."""
 
+import os
 import shlex
 from collections.abc import Collection
 from contextlib import suppress
@@ -9,6 +10,8 @@ from collapipe.config import Settings
 from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.verified_channel import is_loopback
 from collapipe.errors import ConfigError, one_line
+
+STARTED_BY = "COLLAPIPE_STARTED_BY"  # environment variable: the command in front of a run's own
 
 
 def check_confirmed(settings: Settings, given: Collection[str]) -> None:
@@ -38,7 +41,8 @@ def resume_command(settings: Settings) -> str:
     elif Path(federation).is_dir():  # which has the options of links
         options = {name: each for name, each in options.items() if not name.startswith("link.")}
     repeated = (typed(name, value) for name, (value, _, _) in options.items())
-    return shlex.join(["collapipe", "resume", settings.run_dir, *repeated])
+    command = shlex.split(os.environ.get(STARTED_BY, "collapipe"))
+    return shlex.join([*command, "resume", settings.run_dir, *repeated])
 
 
 def _addresses(settings: Settings) -> dict[str, tuple[str, str, str | None]]:

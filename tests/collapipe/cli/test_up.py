@@ -1,10 +1,11 @@
 """``collapipe up`` starts daemons with the requested options and ends them."""
 
 import logging
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from federated import TINY
 from collapipe.cli import up
 from collapipe.config import load_overrides, own_overrides
 from collapipe.inventory.file import read_inventory
+from collapipe.runs.confirmation import resume_command
 from collapipe.state import BlockCost
 
 Command = Callable[..., tuple[int, str, str]]
@@ -101,11 +103,11 @@ def test_an_inventory_that_cannot_be_made_leaves_no_file(command: Command, tmp_p
     assert f"--inventory {file}: cannot be made (Is a directory)" in err
 
 
-@pytest.mark.parametrize("other", ["runn", "resume", "device"])
+@pytest.mark.parametrize("other", ["runn", "resumes", "device"])
 def test_another_command_than_run_starts_no_device(command: Command, other: str) -> None:
     status, _, errors = command("up", "--", other, "federation.rounds=1")
     assert status == 2
-    assert f"{other}: up trains by `run` alone" in errors
+    assert f"{other}: up trains by `run` or `resume` alone" in errors
 
 
 def test_a_command_ended_by_a_signal_has_the_exit_status_of_a_shell() -> None:
@@ -124,6 +126,30 @@ def test_the_run_uses_one_thread_by_default(
     up.up(1, 1, None, "1GB", ["run", *own], [])
     options = [each for each in given[1:] if each.startswith("pipeline.")]
     assert load_overrides(own_overrides(options)).pipeline.threads == threads
+
+
+def test_a_run_that_ends_early_names_the_command_that_starts_its_devices_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = list[list[str]]()
+
+    def run_command(arguments: Sequence[str]) -> int:
+        given.append([*arguments])
+        given.append(shlex.split(resume_command(load_overrides(["hydra.run.dir=a b"]))))
+        return 0
+
+    monkeypatch.setattr(up, "started", lambda *_: nullcontext({}))
+    monkeypatch.setattr(up, "_devices", lambda *_: [])
+    monkeypatch.setattr(up, "run_command", run_command)
+    up.up(2, 3, None, "1GB,2GB", ["run"], [])
+    own = ["--devices=2", "--clusters=3", "--memory=1GB,2GB"]
+    again = given.pop()
+    assert again == ["collapipe", "up", *own, "--", "resume", "a b"]
+    (first,) = given
+    up.up(2, 3, None, "1GB,2GB", again[6:], [])
+    assert given[1][:-1] == ["resume", "a b"]
+    assert given[1][-1].startswith("cluster.file=") and first[3].startswith("cluster.file=")
+    assert resume_command(load_overrides([])).startswith("collapipe resume ")
 
 
 def test_verbose_is_passed_on_to_the_command(
