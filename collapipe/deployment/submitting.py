@@ -41,7 +41,13 @@ def submit(app_dir: Path, settings: Settings, how: str, resume: str | None = Non
         try:
             succeeded = flower.wait(run_id, *connection, states_of=states_of)
         except KeyboardInterrupt:
-            flower.ask("stop", run_id, *connection)
+            try:
+                flower.ask("stop", run_id, *connection)
+            except LinkError as error:
+                if "[code: 18]" not in str(error):  # of a run that has ended
+                    raise
+                print(f"ended        run {run_id}, before it was stopped", flush=True)
+                raise KeyboardInterrupt from error
             advice = _advice(settings, how, here=not connection)
             print(f"stopped      run {run_id} on all machines; {advice}", flush=True)
             raise
