@@ -78,6 +78,7 @@ class DevicePipeline:
         self._devices = {each.name: each for each in devices.known(described)}
         self._samples = samples = settings.batch_size / request.plan.num_micro_batches
         self._described, self._all = described, devices
+        self._enough = block_cost(settings).segment_needs(1, samples)  # bytes for one block
         self._embedding, self._timer = embedding, PhaseTimer()
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
@@ -183,7 +184,8 @@ class DevicePipeline:
         micro-batches. Raises ``RoundFailedError`` if they cannot hold the model."""
         settings = self._settings
         for name, (blocks, cause) in refused.items():
-            self._all.limit(name, blocks - 1, cause)
+            least = f"; {self._enough:,.0f} are enough for 1 block" if blocks > 1 else ""
+            self._all.limit(name, blocks - 1, f"{cause}{least}")
         missing = {**self._all.absent, **lost}
         known = (self._all.limited(e) for name, e in self._devices.items() if name not in missing)
         left = [each for each in known if each.max_blocks != 0]

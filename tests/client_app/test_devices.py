@@ -255,6 +255,7 @@ def pipeline_of(own: Devices, plan: ClusterPlan) -> Any:
         _plan=plan,
         _devices=taking(dict.fromkeys(("jetson", "pi", "zero"), 1.0)),
         _settings=SimpleNamespace(batch_size=8, **sections),
+        _enough=350.0,
     )
 
 
@@ -263,6 +264,7 @@ def held(plan: ClusterPlan) -> dict[str, int]:
 
 
 SCARCE = "2 blocks need 400 bytes, this device offers 300"
+LEAST = f"{SCARCE}; 350 are enough for 1 block"
 
 
 def test_a_device_that_refused_blocks_is_never_asked_for_as_many_again() -> None:
@@ -273,7 +275,7 @@ def test_a_device_that_refused_blocks_is_never_asked_for_as_many_again() -> None
         for refused in ({"pi": (2, SCARCE)}, {}):
             found = DevicePipeline._replan(pipeline_of(own, plan), lost, refused)
             assert found.devices and held(found).get("pi", 0) <= 1
-    assert own.news == [f"pi holds at most 1 block from now on: {SCARCE}"]
+    assert own.news == [f"pi holds at most 1 block from now on: {LEAST}"]
     DevicePipeline._replan(pipeline_of(own, plan), {}, {"pi": (1, SCARCE)})
     assert own.limits["pi"] == (0, SCARCE)
 
@@ -285,7 +287,7 @@ def test_an_error_names_why_devices_hold_too_little() -> None:
     lost = {"zero": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"}
     with pytest.raises(RoundFailedError, match="at most 3 of 4 blocks") as failed:
         DevicePipeline._replan(left, lost, {"pi": (2, SCARCE)})
-    assert f"pi ({SCARCE})" in str(failed.value) and "zero (UNAVAILABLE" in str(failed.value)
+    assert f"pi ({LEAST})" in str(failed.value) and "zero (UNAVAILABLE" in str(failed.value)
     assert "10.0.0.5" not in str(failed.value)
 
 
