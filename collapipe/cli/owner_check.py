@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 
 from datasets import Dataset
 
@@ -100,7 +101,7 @@ def _devices(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, bool]]:
         return
     for each in ask_all(section.model_copy(update={"clusters": [first]}), dialer)[0]:
         what, status = f"device {each.name}", each.status
-        way_out = f"collapipe device check {inventory}"
+        way_out = f"collapipe device check {quote(str(inventory))}"
         gives = amount(status.memory_bytes, "B") if status else ""
         busy = bool(status and status.busy)
         doing = ", works for a control unit: no dry run" if busy else ""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
+from shlex import quote
 from stat import S_IMODE
 
 from collapipe.errors import ConfigError, cause_of
@@ -32,7 +33,8 @@ def read(file: Path, way_out: str, private: bool = False) -> bytes:
     if len(content) > _LARGEST:
         raise ConfigError(f"{file}: is longer than {_LARGEST} bytes; {way_out}")
     if private and mode & 0o077:
-        raise ConfigError(f"{file}: has mode {mode:o}, others may read the key; chmod 600 {file}")
+        way_out = f"chmod 600 {quote(str(file))}"
+        raise ConfigError(f"{file}: has mode {mode:o}, others may read the key; {way_out}")
     return content
 
 

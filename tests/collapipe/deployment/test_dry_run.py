@@ -1,6 +1,7 @@
 """``collapipe deploy check`` trains one step with an owner's file, without a server."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def test_no_step_is_trained_if_an_earlier_check_found_a_problem(
     assert bool(called) is trains
     if trains:
         assert last == Finding("dry run", error="box: is gone", way_out="start it")
+
+
+def test_a_silent_device_names_a_command_that_a_shell_understands(tmp_path: Path) -> None:
+    with daemons(1) as running:
+        inventory(file := tmp_path / "my boxes.yaml", running)
+    found = owned(tmp_path, "cluster: {file: my boxes.yaml}\n")
+    (way_out,) = (each.way_out for each in found if each.what == "device device-0")
+    assert shlex.split(way_out) == ["collapipe", "device", "check", str(file)]
 
 
 def test_an_error_of_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
