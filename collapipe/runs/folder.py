@@ -71,23 +71,11 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for this process; the system frees the lock when the process ends.
+        """Lock the folder, and remove what a killed run left.
 
         Raises ``ConfigError`` if another process has the lock or has begun a run meanwhile.
         """
-        with ExitStack() as stack:
-            try:
-                lock = stack.enter_context((self.path / LOCK).open("ab"))
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ConfigError(
-                    f"{self.path}: a run is writing here; wait for its end, or end it"
-                ) from error
-            except OSError as error:
-                raise ConfigError(
-                    f"{self.path}: cannot be locked ({error.strerror}); choose a folder on "
-                    "another file system"
-                ) from error
+        with locked(self.path):
             if not self._resumed:
                 _check_unused(self.path)
             for folder in (self.path, self.path / "model"):
@@ -214,6 +202,29 @@ class RunFolder:
 
     def _write_json(self, name: str, tree: object) -> None:
         self._replace(name, json.dumps(tree, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process; the system frees the lock when the process ends.
+
+    Raises ``ConfigError`` if another process has the lock.
+    """
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / LOCK).open("ab"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"{folder}: a run is writing here; wait for its end, or end it"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"{folder}: cannot be locked ({error.strerror}); choose a folder on another file "
+                "system"
+            ) from error
+        yield
 
 
 def is_writing(run_dir: Path) -> bool:

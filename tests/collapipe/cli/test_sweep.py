@@ -89,3 +89,20 @@ def test_a_jobs_row_has_no_figures_of_another_run_in_its_folder(
     rows = [line.split()[2:] for line in out.splitlines() if line[:1].isdigit()]
     assert rows == [["failed"], ["not", "begun"], ["not", "begun"]]
     assert "report:" not in out
+
+
+def test_a_sweep_is_refused_while_another_one_writes_to_its_folder(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, sweep = list[str](), ("run", "-m", *TINY, f"hydra.sweep.dir={tmp_path / 'both'}")
+
+    def run_job(overrides: Sequence[str]) -> None:
+        began.append(overrides[-1])
+        if len(began) == 1:
+            status, _, err = command(*sweep, "seed=2,3")
+            assert (status, err.count("\n")) == (2, 1) and "a run is writing here" in err
+
+    monkeypatch.setattr(run, "run_job", run_job)
+    assert command(*sweep, "seed=0,1")[0] == 0
+    assert len(began) == 2
+    assert command(*sweep, "seed=2,3")[0] == 0  # the lock is free
