@@ -57,7 +57,7 @@ def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> 
     if config_file is None and not any(map(_is_own, parse(choices))):
         return list(overrides)
     own = [f"hydra.searchpath=[{literal(f'file://{OWN.resolve()}')}]"] if OWN.is_dir() else []
-    wanted = composed_by_hydra([*choices, *own])
+    wanted = composed_by_hydra([*choices, *own]) if own else composed(choices)
     if config_file is not None:
         _set(wanted, {key: given[key] for key in given if key not in picked}, config_file)
     return _settled(wanted, [str(each.input_line) for each in parsed if not chooses(each)])
