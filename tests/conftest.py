@@ -32,8 +32,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     longest tests first, so that no long test remains for the end."""
     for marker in ("faults", "thorough"):
         if marker not in config.getoption("markexpr"):
-            left_out = [item for item in items if item.get_closest_marker(marker)]
-            config.hook.pytest_deselected(items=left_out)
+            left_out = {item for item in items if item.get_closest_marker(marker)}
+            config.hook.pytest_deselected(items=[*left_out])
             items[:] = [item for item in items if item not in left_out]
     here = Path(__file__).parent  # tests of whole runs take longer than a module's tests
     items.sort(key=lambda item: (item.path.stem not in LONG, item.path.parent != here))
