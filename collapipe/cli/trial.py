@@ -13,6 +13,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.flower.commands import free_port
 from collapipe.process.folders import TemporaryFolder
+from collapipe.runs.confirmation import started_by
 
 _NAMES = "berlin", "paris", "rome"  # the first units; the others are called unit-3, unit-4, …
 _HOST, _DAYS, _ROWS = "127.0.0.1", 30, 1000  # synthetic rows of a unit
@@ -39,6 +40,8 @@ def trial(units: int, rows: Path | None, run: Sequence[str], program: Sequence[s
         processes = stack.enter_context(started(program, commands))
         on_them = ["runtime=deployment", typed("runtime.federation", folder.root)]
         command = [*run, *on_them] if run else []
+        again = f"--units={units}", *([] if rows is None else [f"--rows={rows}"])
+        stack.enter_context(started_by("deploy", "trial", *again))
         where = f"logs      {logs}/*.log"
         what = "the server and its units"
         return run_or_wait(program, command, on_them, where, what, processes)

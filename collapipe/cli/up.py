@@ -21,7 +21,7 @@ from collapipe.flower.commands import last_line
 from collapipe.inventory.measured_step import step_file
 from collapipe.process.children import ending
 from collapipe.process.folders import TemporaryFolder
-from collapipe.runs.confirmation import STARTED_BY
+from collapipe.runs.confirmation import started_by
 
 _READY = ": ready on "
 _POLL_S, _LOOK_S, _END_S = 0.1, 1.0, 20.0
@@ -78,8 +78,7 @@ def up(
         if run[:1] == ["resume"]:  # the other options are in the run's folder
             command = [*run, own_file]
         again = f"--devices={devices}", f"--clusters={clusters}", f"--memory={memory}"
-        os.environ[STARTED_BY] = shlex.join(["collapipe", "up", *again, "--"])
-        stack.callback(os.environ.pop, STARTED_BY)
+        stack.enter_context(started_by("up", *again))
         where = f"inventory {file}"
         return run_or_wait(program, command, on_them, where, "the devices", processes)
 

@@ -2,8 +2,8 @@
 
 import os
 import shlex
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from collapipe.config import Settings
@@ -11,7 +11,17 @@ from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.verified_channel import is_loopback
 from collapipe.errors import ConfigError, one_line
 
-STARTED_BY = "COLLAPIPE_STARTED_BY"  # environment variable: the command in front of a run's own
+_STARTED_BY = "COLLAPIPE_STARTED_BY"  # environment variable: the command in front of a run's own
+
+
+@contextmanager
+def started_by(*words: str) -> Iterator[None]:
+    """Let commands that resume the runs of child processes begin with these words."""
+    os.environ[_STARTED_BY] = shlex.join(["collapipe", *words, "--"])
+    try:
+        yield
+    finally:
+        del os.environ[_STARTED_BY]
 
 
 def check_confirmed(settings: Settings, given: Collection[str]) -> None:
@@ -40,8 +50,10 @@ def resume_command(settings: Settings) -> str:
             options |= _devices(settings)
     elif Path(federation).is_dir():  # which has the options of links
         options = {name: each for name, each in options.items() if not name.startswith("link.")}
+    command = shlex.split(os.environ.get(_STARTED_BY, "collapipe"))
+    if len(command) > 1:
+        options.pop("runtime.federation", None)  # one of its own, which is gone with the command
     repeated = (typed(name, value) for name, (value, _, _) in options.items())
-    command = shlex.split(os.environ.get(STARTED_BY, "collapipe"))
     return shlex.join([*command, "resume", settings.run_dir, *repeated])
 
 

@@ -1,6 +1,7 @@
 """``collapipe deploy trial`` starts a federation on this machine and ends it."""
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +16,10 @@ from run_files import summary_of
 from collapipe.cli import trial
 from collapipe.cli.app import child_command
 from collapipe.cli.up import Started, started
+from collapipe.config import load_overrides
 from collapipe.deployment.checking import read_unit
 from collapipe.errors import RoundFailedError
+from collapipe.runs.confirmation import resume_command
 
 
 def test_units_have_credentials_and_share_the_rows(
@@ -40,6 +43,11 @@ def test_units_have_credentials_and_share_the_rows(
             found.append([json.loads(line) for line in dealt.read_text().splitlines()])
         options = ["runtime=deployment", f"runtime.federation={commanded[0][-1]}"]
         assert [*arguments] == ["run", "task=x", *options]
+        again = ["collapipe", "deploy", "trial", "--units=4", f"--rows={file}", "--", "resume"]
+        assert shlex.split(resume_command(load_overrides([*options, "hydra.run.dir=a b"]))) == [
+            *again,
+            "a b",
+        ]
         return 3
 
     monkeypatch.setattr(trial, "started", recorded)
