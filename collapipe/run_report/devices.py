@@ -7,7 +7,7 @@ from collapipe.formatting import amount, seconds
 from collapipe.report import DeviceReport, RoundReport
 from collapipe.run_report.charts import QUIET, Kind, Series, lines, rows, stacked
 from collapipe.run_report.html import Markup, charts, join, note, table
-from collapipe.run_report.packed import read_requests
+from collapipe.run_report.packed import request_of
 from collapipe.run_report.planned_step import planned_step
 from collapipe.runs.reading import Run
 from collapipe.step_law import interval
@@ -65,7 +65,7 @@ def _pipelines(run: Run) -> Markup:
 
 
 def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:
-    request = next(read_requests(run, line.round), None)
+    request = request_of(run, line.round)
     for cluster in line.plan.clusters:
         planned = planned_step(run, request, cluster) if request else {}
         for each in line.devices.get(cluster.unit, ()):

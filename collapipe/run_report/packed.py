@@ -25,6 +25,17 @@ def read_requests(run: Run, number: int | None = None) -> Iterator[RoundRequest]
     return read_packed(run, REQUESTS, _REQUEST, _LONGEST, number)
 
 
+def request_of(run: Run, number: int) -> RoundRequest | None:
+    """Return the planner's request of a finished round; None if the run's file was deleted.
+
+    Raises ``ConfigError`` if the file is damaged or lacks the round.
+    """
+    request, file = next(read_requests(run, number), None), run.folder / REQUESTS
+    if request is None and file.exists():
+        raise ConfigError(f"{file}: lacks round {number}; restore it, or delete it to omit plans")
+    return request
+
+
 def read_packed(
     run: Run, name: str, kind: TypeAdapter[T], longest: int, number: int | None
 ) -> Iterator[T]:
@@ -49,4 +60,4 @@ def read_packed(
     except (OSError, EOFError, zlib.error, ValidationError) as error:
         why = printable(str(error).partition("\n")[0])
         where = f"{file}: " if number is None else f"{file}: round {number}: "
-        raise ConfigError(f"{where}not what a run writes ({why})") from error
+        raise ConfigError(f"{where}not what a run writes ({why}); restore or delete it") from error

@@ -5,8 +5,9 @@ from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterCost, RoundReport
 from collapipe.run_report.charts import QUIET, Kind, Row, rows, stacked
 from collapipe.run_report.html import Markup, join, note, table
-from collapipe.run_report.packed import read_requests
+from collapipe.run_report.packed import request_of
 from collapipe.run_report.planned_step import planned_step
+from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
 from collapipe.state import ROUNDING
 
@@ -70,14 +71,14 @@ def _times(
     return pipeline_s, uplink.upload_s, uplink.finish_s
 
 
-def step_chart(run: Run, line: RoundReport) -> Markup | None:
+def step_chart(run: Run, line: RoundReport) -> Markup:
     """Return the chart of a local step: one row per participating device and other stage.
 
-    None if the round's request was not recorded. Raises ``ConfigError`` if its file is damaged.
+    It is a note if the file of requests was deleted. Raises ``ConfigError`` if it is damaged.
     """
-    request = next(read_requests(run, line.round), None)
-    if request is None or not line.plan.clusters:
-        return None
+    request = request_of(run, line.round)
+    if request is None:
+        return note(f"No local step is drawn: {REQUESTS} is missing.")
     drawn = []
     for cluster in line.plan.clusters:
         for stage, times in planned_step(run, request, cluster).items():

@@ -23,7 +23,7 @@ from collapipe.plan import ClusterPlan
 from collapipe.process.drawing import name_rows, own_look, save_plot
 from collapipe.process.files import PUBLIC, write_new
 from collapipe.report import DeviceTrace, RoundReport, RoundTraces
-from collapipe.run_report.packed import read_packed, read_requests
+from collapipe.run_report.packed import read_packed, request_of
 from collapipe.run_report.planned_step import planned_step
 from collapipe.runs.folder import TRACES
 from collapipe.runs.reading import Run, read_run
@@ -98,7 +98,7 @@ def _on_server(run: Run, cluster: ClusterPlan) -> bool:
 
 
 def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]:
-    first, request = 1, next(read_requests(run, line.round), None)
+    first, request = 1, request_of(run, line.round)
     for cluster in line.plan.clusters:
         traced = traces.units.get(cluster.unit, ())
         planned = planned_step(run, request, cluster) if request else {}

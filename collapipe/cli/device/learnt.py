@@ -13,6 +13,7 @@ from collapipe.errors import ConfigError
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.inventory.measured_step import options_of, write_steps
 from collapipe.run_report.packed import read_requests
+from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import read_run
 from collapipe.state import ClusterState, DeviceProfile
 from optim.simulated_plan import with_hops
@@ -36,8 +37,10 @@ def take_steps(file: Path, run_dir: Path, overrides: Sequence[str], write: bool)
             lacks = f"{run_dir}: no checkpoint has measured times of unit {unit}"
             print(f"error: {lacks}; name a run on real devices with checkpoints", file=sys.stderr)
             continue
+        if unit not in planned:
+            raise ConfigError(f"{run_dir / REQUESTS}: lacks plans of unit {unit}; restore the file")
         devices = described(settings, cluster, unit)
-        if changed := _changed(devices, planned.get(unit), size):
+        if changed := _changed(devices, planned[unit], size):
             raise ConfigError(f"{file}: describes {changed} otherwise than {run_dir}; omit --from")
         for each in devices:
             known, times = known_profile(each, law, size), law.devices.get(each.name)
@@ -50,10 +53,10 @@ def take_steps(file: Path, run_dir: Path, overrides: Sequence[str], write: bool)
     return 0 if all(laws) else 1
 
 
-def _changed(devices: Sequence[DeviceProfile], last: ClusterState | None, batch_size: int) -> str:
+def _changed(devices: Sequence[DeviceProfile], last: ClusterState, batch_size: int) -> str:
     """Return the names of devices that were described otherwise in the run's ``last`` request: a
     law is relative to the description."""
-    earlier = {(each.name, each.time, each.links) for each in last.devices} if last else set()
-    known = (known_profile(each, last.step if last else None, batch_size) for each in devices)
+    earlier = {(each.name, each.time, each.links) for each in last.devices}
+    known = (known_profile(each, last.step, batch_size) for each in devices)
     current = {(each.name, each.time, each.links) for each in known}
     return ", ".join(sorted({name for name, *_ in current ^ earlier}))

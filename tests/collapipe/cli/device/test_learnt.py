@@ -108,7 +108,7 @@ def without_requests(file: Path, run_dir: Path) -> None:
         (None, ["model.dim=32"], "another model, pipeline.recompute,"),
         (described_anew, LESS, "boxes.yaml: describes device-0 otherwise"),
         (named_anew, LESS, "describes device-1, pi otherwise"),
-        (without_requests, LESS, "describes device-0, device-1 otherwise"),
+        (without_requests, LESS, "requests.jsonl.gz: lacks plans of unit 0"),
         (without_checkpoint, LESS, "measured times of unit 0"),
         (without_state, LESS, "measured times of unit 0"),
     ],
