@@ -14,7 +14,7 @@ from collapipe.config.contradictions import contradictions, faults_in_cluster, f
 from collapipe.config.idle import idle_options
 from collapipe.config.resolved import Resolved, parsed
 from collapipe.config.settings import Settings as Settings
-from collapipe.config.trust import read_saved
+from collapipe.config.trust import read_limited, read_saved, version_of
 from collapipe.errors import ConfigError, faults_of
 from collapipe.sections import Count, DataSettings, LoraSettings
 from collapipe.validation import checked, typed
@@ -103,10 +103,10 @@ def complete(settings: Settings) -> Settings:
 def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
     """Return the settings in a run's ``config.yaml``. It may be untrusted, see ``read_saved``."""
     resolved = Resolved(tree=read_saved(file, trusted), run_dir=str(file.parent))
-    with faults_of(file):
+    with faults_of(f"{file}: of CollaPipe {version_of(read_limited(file))}"):
         settings = _settings(resolved)
-    for fault in contradictions(settings):
-        raise ConfigError(fault)
+        for fault in contradictions(settings):
+            raise ConfigError(fault)
     return settings
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from collapipe import __version__
 from collapipe.config.resolved import check_values, targets, value_at
 from collapipe.config.settings import class_of, is_partitioner
 from collapipe.errors import ConfigError, cause_of, one_line
@@ -54,6 +55,12 @@ def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
         raise ConfigError(f"{file}: not a saved configuration")
     check_values(f"{file}: ", tree)
     return text, tree
+
+
+def version_of(text: str) -> str:
+    """Return the version of CollaPipe that wrote the text of a ``config.yaml``, or ``unknown``."""
+    written = text.partition("\n")[0].partition("# CollaPipe ")[2]
+    return one_line(written) or "unknown"
 
 
 def read_limited(file: Path) -> str:
@@ -114,9 +121,12 @@ def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:
         return
     if found is None and package in packages and package not in PLUGINS:
         class_of(option, target)  # its error says why the user's package cannot be imported
+    way_out = f"if you trust it, add --trust {package}"
+    if package in PLUGINS:
+        way_out = f"{package} {__version__} has none of this name"
     raise ConfigError(
         f"{option}._target_={target}: a saved run may name dataclasses of {', '.join(packages)} "
-        f"only; if you trust it, add --trust {package}"
+        f"only; {way_out}"
     )
 
 

@@ -212,8 +212,10 @@ def _warn_of_first_weights(run_dir: Path) -> None:
 
 
 def _refusal(file: Path, cause: object) -> ConfigError:
+    first, _, rest = str(cause).partition(":\n")  # torch begins with the model's class
+    why = one_line(rest or first)
     return ConfigError(
-        f"{file}: not the weights of this run's model ({str(cause).splitlines()[0]})"
+        f"{file}: not the weights of this run's model ({why}); restore it or config.yaml"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter
 
 from collapipe.config.resolved import value_at
-from collapipe.config.trust import read_tree
+from collapipe.config.trust import read_tree, version_of
 from collapipe.errors import ConfigError, printable, unit_called
 from collapipe.formatting import seconds
 from collapipe.report import RoundReport, Score
@@ -139,8 +139,6 @@ def read_run(folder: Path) -> Run:
         )
     text, tree = read_tree(config)
     num_units = valid(_TREE, str(config), tree).federation.num_units
-    first = text.partition("\n")[0]
-    version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
     summary = read_summary(folder)  # first: it is written after all rounds
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
     _check_complete(folder, summary, len(rounds))
@@ -151,6 +149,7 @@ def read_run(folder: Path) -> Run:
     if choices is None:
         raise ConfigError(f"{folder / 'choices.json'}: is missing; restore it")
     labelled = bool(shards.labels)
+    version = version_of(text)
     return Run(folder, version, text, tree, rounds, summary, rows, choices, names, labelled)
 
 

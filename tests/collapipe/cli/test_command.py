@@ -295,6 +295,7 @@ def test_prediction_runs_no_code_from_a_run_folder(
     status, _, err = command("predict", str(finished), "Dienstag")
     assert (status, err.count("\n")) == (2, 1)
     assert f"task._target_={target}: a saved run may name dataclasses of collapipe only" in err
+    assert "--trust collapipe" not in err  # it would change nothing
     assert not trace.exists()
 
 

@@ -39,6 +39,8 @@ def test_the_configuration_that_a_run_saves_is_read(tmp_path: Path) -> None:
         (OWN.replace("seed: 0", "seed: 0\nseed: 1"), "duplicate key seed"),
         (OWN.replace("  relay: false\n", ""), r"pipeline\.relay: is missing; set it"),
         ("", r"not a saved configuration \(task\._target_ is missing\)"),
+        (OWN.replace("  max_length: 32\n", ""), "task.max_length: is missing; set it"),
+        ("# CollaPipe 9.8\n" + OWN.replace("link:", "link:\n  odd: 1"), "of CollaPipe 9.8: "),
         (OWN.replace("evaluation:\n  where: auto\n", ""), "evaluation=None: must be a section"),
     ],
 )
