@@ -41,6 +41,8 @@ class AuthorityFolder:
         way_out = f"make an authority: collapipe credentials init {quote(str(folder))}"
         key = read_key(files.read(folder / _KEY, way_out, private=True), folder / _KEY)
         certificate = read_certificate(folder / _CERTIFICATE, way_out)
+        if certificate.public_key() != key.public_key():
+            raise ConfigError(f"{folder / _KEY}: is not of {_CERTIFICATE}; restore both")
         self._folder, self._authority = folder, Authority(key, certificate)
         self._revoked = read_list(folder / REVOKED, certificate)
 

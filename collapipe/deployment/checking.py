@@ -86,7 +86,7 @@ def check_unit(file: Path) -> Iterator[Finding]:
     Raises ``ConfigError`` if the file or the credentials cannot be read.
     """
     owner, own = read_unit(file)
-    yield _expiry(own.expires)
+    yield _expiry(own.expires, "renew it: docs/how-to/credentials.md")
     yield _rows(file, owner)
     yield from _server(str(owner.server), own)
 
@@ -98,7 +98,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     """
     settings = folder.settings()
     issued = x509.load_pem_x509_certificate(folder.identity()[1])
-    yield _expiry(issued.not_valid_after_utc)
+    yield _expiry(issued.not_valid_after_utc, "make a new federation: collapipe deploy init")
     yield _link_port(settings.link_port)
     yield _resolved(settings.host)
     yield _superlink(folder)
@@ -116,9 +116,8 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
             yield Finding(f"unit {unit}", error="is not admitted yet", way_out=serve)
 
 
-def _expiry(expires: datetime) -> Finding:
+def _expiry(expires: datetime, renew: str) -> Finding:
     if expires_soon(expires):
-        renew = "renew it: docs/how-to/credentials.md"
         ended = expires < datetime.now(UTC)
         return Finding("certificate", error=f"ends on {expires:%F}", way_out=renew, bars=ended)
     return Finding("certificate", f"valid until {expires:%F}")
@@ -146,7 +145,9 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
         status, date = json.loads(answer.read(2**16)), answer.headers["Date"]
     except ssl.SSLCertVerificationError as error:
         why = f"shows a certificate that is not this federation's ({error.verify_message})"
-        yield Finding("server", error=f"{address}: {why}", way_out="correct server in the file")
+        yield Finding(
+            "server", error=f"{address}: {why}", way_out="correct server in the file, or the clocks"
+        )
         return
     except (OSError, HTTPException, ValueError) as error:
         serve = "start collapipe deploy serve there, open its port, or correct server in the file"

@@ -32,6 +32,8 @@ def ask(folder: ServerFolder, method: str, question: Mapping[str, Any]) -> dict[
         content = answer.read()
     except (OSError, HTTPException) as error:
         way_out = f"collapipe deploy serve {quote(str(folder.root))}"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            way_out = f"restore {folder.certificate} and serve again, or set the clock"
         raise LinkError(
             f"no SuperLink of this folder on port {port} ({one_line(error)}); {way_out}"
         ) from error

@@ -12,10 +12,13 @@ from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from string import Template
 from typing import Annotated
 
+from cryptography import x509
 from pydantic import Field
 
 from collapipe.credentials import authority
 from collapipe.credentials.addresses import host_and_port
+from collapipe.credentials.bundle import read_certificate
+from collapipe.credentials.keys import reading
 from collapipe.credentials.member import check_name
 from collapipe.deployment import LINK_PORT, PORT
 from collapipe.errors import ConfigError, StorageError, cause_of, is_printable
@@ -77,7 +80,7 @@ class ServerFolder:
         """Return the server's key and its certificate, both PEM.
 
         Raises ``ConfigError`` if one cannot be read, if others can read the key, or if they do not
-        belong together.
+        belong together and to the authority.
         """
         key = files.read(self.key, "restore it", private=True)
         certificate = files.read(self.certificate, "restore it")
@@ -87,6 +90,9 @@ class ServerFolder:
             raise ConfigError(
                 f"{self.key}: is not of {self.certificate.name} ({cause_of(error)}); restore both"
             ) from error
+        trusted = read_certificate(self.trusted, "restore it")
+        with reading(self.certificate, f"is not signed by {self.trusted}; restore both"):
+            x509.load_pem_x509_certificate(certificate).verify_directly_issued_by(trusted)
         return key, certificate
 
     def update_connection(self) -> None:

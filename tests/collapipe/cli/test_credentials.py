@@ -339,3 +339,13 @@ def test_an_authority_whose_key_others_can_read_does_not_sign(
     done("init", "farm")
     Path("farm/authority.key").chmod(0o644)
     assert "chmod 600 farm/authority.key" in refused("add", "farm", "pi", "--output", "pi")
+
+
+def test_an_authority_with_the_key_of_another_does_not_sign(
+    done: Credentials, refused: Credentials
+) -> None:
+    done("init", "farm")
+    done("init", "ranch")
+    Path("ranch/authority.key").replace("farm/authority.key")
+    error = refused("add", "farm", "pi", "--output", "pi")
+    assert "farm/authority.key: is not of authority.crt; restore both" in error

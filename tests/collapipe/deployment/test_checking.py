@@ -8,10 +8,15 @@ import pytest
 from served import serving
 
 from collapipe.credentials.authority import AuthorityFolder
+from collapipe.credentials.bundle import read_certificate
+from collapipe.credentials.keys import PEM, key_pem, make_key, read_key
 from collapipe.credentials.member import Role
+from collapipe.credentials.signing import SERVER, Authority
 from collapipe.deployment import checking
+from collapipe.deployment.control import ask
 from collapipe.deployment.server_folder import NODES, create
 from collapipe.deployment.serving import keys
+from collapipe.errors import LinkError
 from collapipe.flower.commands import free_port
 
 
@@ -61,3 +66,23 @@ def test_the_way_out_of_a_wrong_server_includes_the_file(tmp_path: Path) -> None
     found = {each.what: each for each in checking.findings(own / "unit.yaml")}
     assert "does not answer" in str(found["server"].error)
     assert "correct server in the file" in found["server"].way_out
+
+
+def test_the_way_out_of_an_expired_server_certificate_includes_clocks(tmp_path: Path) -> None:
+    """On the server, serving again does not help."""
+    folder = create(tmp_path / "a", ["berlin"], "127.0.0.1", free_port(), free_port())
+    own = folder.root / "units" / "berlin"
+    AuthorityFolder(folder.authority).add("berlin", Role.UNIT, 300, own / "credentials")
+    key, before = make_key(), datetime.now(UTC) - timedelta(hours=1)
+    signer = Authority(
+        read_key((folder.authority / "authority.key").read_bytes(), folder.authority),
+        read_certificate(folder.trusted, ""),
+    )
+    expired = signer.issue_for(["127.0.0.1"], key.public_key(), [SERVER], before, before)
+    folder.key.write_bytes(key_pem(key))
+    folder.certificate.write_bytes(expired.public_bytes(PEM))
+    with serving(folder):
+        found = {each.what: each for each in checking.findings(own / "unit.yaml")}
+        assert "clock" in found["server"].way_out
+        with pytest.raises(LinkError, match=r"restore .*server\.crt and serve again"):
+            ask(folder, "list-runs", {})

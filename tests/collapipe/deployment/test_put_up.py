@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -133,14 +134,19 @@ def test_a_damaged_key_or_certificate_of_the_server_is_a_one_line_error(
     [
         ("key that others can read", r"server\.key: has mode 644, .*chmod 600"),
         ("missing certificate", r"server\.crt: cannot be read \(No such file .*restore it"),
+        ("of another authority", r"server\.crt: is not signed by .*authority\.crt; restore both"),
     ],
 )
-def test_an_exposed_key_or_a_missing_certificate_of_the_server_is_refused(
+def test_an_exposed_key_or_a_missing_or_foreign_certificate_of_the_server_is_refused(
     fault: str, words: str, verb: str, command: Command, tmp_path: Path
 ) -> None:
     folder = create(tmp_path / "f", ["a"], "127.0.0.1", 9000, 9001)
     if fault.startswith("key"):
         folder.key.chmod(0o644)
+    elif fault.startswith("of"):
+        create(tmp_path / "g", ["a"], "127.0.0.1", 9000, 9001).key.parent.rename(tmp_path / "g/s")
+        for file in (folder.key, folder.certificate):
+            shutil.copy(tmp_path / "g/s" / file.name, file)
     else:
         folder.certificate.unlink()
     status, out, err = command("deploy", verb, folder.root)
