@@ -94,6 +94,7 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
     text = html.tag("pre", run.config_text, tabindex="0", role="region", aria_label="config.yaml")
     configuration = html.details("The configuration, config.yaml", text)
     real, read = devices(run), privacy(run)
+    unknown = None if run.rounds else html.note("No round was finished.")
     sections = [
         ("learning", "Learning", learning(run)),
         ("units", "Who took part", participation(run)),
@@ -101,8 +102,8 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
         ("time", "Time of each phase", phases(run)),
         ("predicted", "Predicted and measured", predicted(run)),
         *([("devices", "Devices, measured", real)] if real else []),
-        ("queues", "Queues and drift", queues(run)),
-        ("radio", "Power and channels", radio(run)),
+        ("queues", "Queues and drift", unknown or queues(run)),
+        ("radio", "Power and channels", unknown or radio(run)),
         ("energy", "Energy", energy(run)),
         ("bytes", "Bytes", traffic(run)),
         *([("privacy", "What the server could read", read)] if read else []),
