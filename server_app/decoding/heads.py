@@ -1,5 +1,6 @@
 """The heads of a round, which the decoder link serves: one per scheduled unit, or one for all."""
 
+import logging
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,7 @@ from collapipe.wire.messages import Failure, LinkAddress
 from server_app.decoding.decoder import DecoderSession, OnStep
 from server_app.decoding.link import DecoderLinkServer
 
+_log = logging.getLogger(__name__)
 _SHARED = -1  # key of the optimiser state if all units share a head
 
 
@@ -137,8 +139,13 @@ class Heads:
         cannot be undone, so these are the weights from before the round."""
         if not self._shared:
             return {}
-        failed = self._sessions.keys() - set(finished)
-        return self._initial_head if failed else self.weights(next(iter(self._sessions)))
+        if self._sessions.keys() - set(finished):
+            _log.warning(
+                "the head learned nothing in this round: units that failed have changed it, too; "
+                "with decoder.mode=per_cluster each unit has its own"
+            )
+            return self._initial_head
+        return self.weights(next(iter(self._sessions)))
 
     def keep_states(self, units: Mapping[int, Tensors]) -> None:
         """Keep the optimiser states and activations of the units that finished. ``units`` has the

@@ -488,9 +488,11 @@ def test_an_unexpected_error_is_in_the_summary(
 
 
 @pytest.mark.parametrize("last", ["step", "weights"])
-def test_a_shared_head_discards_a_round_in_which_a_unit_failed(tmp_path: Path, last: str) -> None:
+def test_a_shared_head_discards_a_round_in_which_a_unit_failed(
+    tmp_path: Path, last: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Units step the same head in turn, so a failed unit's steps can be discarded only together
-    with the others' steps. The unit may fail in a step or after the last one."""
+    with the others' steps; a warning says so. The unit may fail in a step or after the last one."""
     once = ("decoder.mode=shared", "federation.rounds=1")
     real = getattr(Pipeline, last)
 
@@ -507,6 +509,7 @@ def test_a_shared_head_discards_a_round_in_which_a_unit_failed(tmp_path: Path, l
     fresh = initial_model(settings, tokenizer).state_dict()
     moved = {name for name, tensor in fresh.items() if not torch.equal(tensor, trained[name])}
     assert moved == {name for name in fresh if not name.startswith("head.")}
+    assert "the head learned nothing in this round" in caplog.text
 
 
 def test_a_reply_after_the_timeout_leaves_no_state_on_the_unit(tmp_path: Path) -> None:
