@@ -51,7 +51,7 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
     chosen = _is_set("hydra.run.dir", overrides)
     folder = unused_folder(Path(settings.run_dir), chosen)
     try:
-        start(config.outline(_absolute(overrides, settings, folder)))
+        start(config.outline(absolute(overrides, settings, folder)))
     except CollaPipeError:
         if not chosen and not any(folder.iterdir()):  # nothing was written
             folder.rmdir()
@@ -275,7 +275,7 @@ def _run_deployed(settings: Settings, resume: str | None) -> None:
             raise take_failure(run_dir, how)
 
 
-def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> list[str]:
+def absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> list[str]:
     """Return overrides that mean the same in another working directory and at another time."""
     tree, data = settings.tree, settings.data
     hub = {"data.name": data.name, "data.tokenizer": data.tokenizer}  # ids, or folders

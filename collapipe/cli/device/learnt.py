@@ -9,6 +9,7 @@ from client_app.measured_law import known_profile
 from collapipe import config
 from collapipe.cli.device.law_table import Measured, show
 from collapipe.cli.device.trial_run import laws_of
+from collapipe.cli.run import absolute
 from collapipe.errors import ConfigError
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.inventory.measured_step import options_of, write_steps
@@ -25,7 +26,8 @@ def take_steps(file: Path, run_dir: Path, overrides: Sequence[str], write: bool)
 
     Raises ``ConfigError`` for an invalid file or folder, other options, and other devices.
     """
-    run, settings = read_run(run_dir), config.load_overrides(config.own_overrides(overrides))
+    run, given = read_run(run_dir), config.own_overrides(overrides)
+    settings = config.load_overrides(absolute(given, config.outline(given), run_dir))
     was, own = options_of(run.tree), options_of(settings.tree)
     if other := [name for name in own if was[name] != own[name]]:
         raise ConfigError(f"{run_dir}: was run with another {', '.join(other)}; give its options")

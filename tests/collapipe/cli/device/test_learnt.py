@@ -11,9 +11,12 @@ from unittest.mock import patch
 import federated
 import pytest
 from device_cluster import daemons
+from omegaconf import OmegaConf
+from pretrained import causal_folder
 from run_files import rounds_of
 
 from client_app.node import cached_units
+from collapipe.config import load_overrides
 from collapipe.inventory.measured_step import step_file
 from collapipe.run_report.packed import read_requests
 from collapipe.runs.reading import read_run
@@ -129,3 +132,18 @@ def test_laws_of_a_run_that_does_not_match_are_a_one_line_error(
     status, out, err = command("device", "measure", file, *how)
     assert status and not step_file(file).exists()
     assert message in err and err.count("\n") == 1 and not out
+
+
+def test_a_relative_folder_of_a_model_is_that_of_the_run(
+    learnt: tuple[Path, Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's folder has the absolute path. Without checkpoints only the options are compared."""
+    run_dir = shutil.copytree(learnt[1], tmp_path / "run", symlinks=True)
+    without_checkpoint(learnt[0], run_dir)
+    how = "task=causal_lm", "data=synthetic", "model=huggingface", "federation.num_units=1"
+    folder = causal_folder(tmp_path / "tiny")
+    settings = load_overrides([*how, f"model.name={folder}"])
+    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(settings.tree))))
+    monkeypatch.chdir(tmp_path)
+    arguments = "device", "measure", learnt[0], *how, "model.name=tiny", "--from", run_dir
+    assert "measured times of unit 0" in command(*arguments)[2]
