@@ -93,10 +93,11 @@ class AuthorityFolder:
                 )
             same = same_key, member.name == request.name
             if state == "valid" and any(same) and not (all(same) and member.role == role):
-                here = quote(str(self._folder))
+                here, then = quote(str(self._folder)), ", then make a new key" if same_key else ""
                 raise ConfigError(
                     f"{role} {request.name}: {member} has a valid certificate with this name or "
-                    f"key; revoke it first: collapipe credentials revoke {here} {member.serial:x}"
+                    f"key; revoke it first{then}: collapipe credentials revoke {here} "
+                    f"{member.serial:x}"
                 )
 
     def add(self, name: str, role: Role, days: int, folder: Path) -> Bundle:

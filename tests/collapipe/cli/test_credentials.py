@@ -226,7 +226,8 @@ def test_a_name_or_a_key_of_another_member_is_refused(
     assert "revoke it first" in refused("sign", "farm", "other/request.pem", "--yes")
     assert "revoke it first" in refused("add", "farm", "jetson", "--output", "trial")
     done("request", "jetson", "--name", "renamed")
-    assert "revoke it first" in refused("sign", "farm", "jetson/request.pem", "--yes")
+    error = refused("sign", "farm", "jetson/request.pem", "--yes")
+    assert "revoke it first, then make a new key" in error  # a revoked one is never signed again
 
 
 def test_no_file_is_overwritten(done: Credentials, refused: Credentials, desk: Path) -> None:
