@@ -14,6 +14,7 @@ import threading
 import time
 import timeit
 from contextlib import suppress
+from mmap import mmap
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -62,9 +63,10 @@ class DataConnection:
         cipher = AESGCM if by_aes else ChaCha20Poly1305
         self._own, self._other = cipher(own_key), cipher(other_key)
         self._num_sent = self._num_received = 0
-        self._sealed = memoryview(bytearray(_LENGTH_BYTES + _MOST_BYTES))
+        # mapped, because buffers of each round's connections would fragment the heap
+        self._sealed = memoryview(mmap(-1, _LENGTH_BYTES + _MOST_BYTES))
         self._unsent = self._sealed[:0]  # of the last message
-        self._arriving = memoryview(bytearray(_MOST_BYTES))
+        self._arriving = memoryview(mmap(-1, _MOST_BYTES))
         connection.settimeout(None)
         _limit_silence(connection, _SILENT_S)
         for name, value in _TCP_OPTIONS.items():
