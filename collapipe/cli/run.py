@@ -98,30 +98,38 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
             check_devices(settings)
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))
     with locked(folder):
-        folders = [folder / str(number) for number in range(len(jobs))]
-        numbered = (each for each in folder.glob("*") if each.name.isdecimal())
-        if used := sorted(filter(holds_run, numbered), key=lambda each: int(each.name)):
-            way = "choose another folder"
-            if unended := [each for each in used if not (each / "summary.json").exists()]:
-                way += f", or continue the run: collapipe resume {shlex.quote(str(unended[0]))}"
-            runs = counted(len(used), "run")
-            raise ConfigError(f"hydra.sweep.dir={folder}: holds {runs} already; {way}")
-        names = [
-            shlex.join([each for each in job if any(each not in other for other in given)])
-            for job in given
-        ]
-        causes: list[str | None] = []
-        try:
-            for number, (job, run_dir) in enumerate(zip(jobs, folders, strict=True)):
-                print(f"job {number} of 0 … {len(jobs) - 1}: {names[number]}")
-                causes.append(_failure([*job, setting("hydra.run.dir", run_dir)]))
-        finally:
-            _print_table(names, folders, causes)
-        failed = [number for number, cause in enumerate(causes) if cause is not None]
-        if failed:
-            raise RoundFailedError(
-                f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(map(str, failed))}"
-            )
+        _run_all(jobs, given, folder)
+
+
+def _run_all(jobs: Sequence[Sequence[str]], given: Sequence[Sequence[str]], folder: Path) -> None:
+    """Train the ``jobs`` in numbered folders of ``folder``, and name them by what was ``given``.
+
+    Raises ``ConfigError`` if the folder holds runs, and ``RoundFailedError`` if a job fails.
+    """
+    folders = [folder / str(number) for number in range(len(jobs))]
+    numbered = (each for each in folder.glob("*") if each.name.isdecimal())
+    if used := sorted(filter(holds_run, numbered), key=lambda each: int(each.name)):
+        way = "choose another folder"
+        if unended := [each for each in used if not (each / "summary.json").exists()]:
+            way += f", or continue the run: collapipe resume {shlex.quote(str(unended[0]))}"
+        runs = counted(len(used), "run")
+        raise ConfigError(f"hydra.sweep.dir={folder}: holds {runs} already; {way}")
+    names = [
+        shlex.join([each for each in job if any(each not in other for other in given)])
+        for job in given
+    ]
+    causes: list[str | None] = []
+    try:
+        for number, (job, run_dir) in enumerate(zip(jobs, folders, strict=True)):
+            print(f"job {number} of 0 … {len(jobs) - 1}: {names[number]}")
+            causes.append(_failure([*job, setting("hydra.run.dir", run_dir)]))
+    finally:
+        _print_table(names, folders, causes)
+    failed = [number for number, cause in enumerate(causes) if cause is not None]
+    if failed:
+        raise RoundFailedError(
+            f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(map(str, failed))}"
+        )
 
 
 def _failure(overrides: Sequence[str]) -> str | None:
