@@ -14,7 +14,7 @@ from collapipe.config.contradictions import contradictions, faults_in_cluster, f
 from collapipe.config.idle import idle_options
 from collapipe.config.resolved import Resolved, parsed
 from collapipe.config.settings import Settings as Settings
-from collapipe.config.trust import read_limited, read_saved, version_of
+from collapipe.config.trust import read_saved
 from collapipe.errors import ConfigError, faults_of
 from collapipe.sections import Count, DataSettings, LoraSettings
 from collapipe.validation import checked, typed
@@ -102,9 +102,9 @@ def complete(settings: Settings) -> Settings:
 
 def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
     """Return the settings in a run's ``config.yaml``. It may be untrusted, see ``read_saved``."""
-    resolved = Resolved(tree=read_saved(file, trusted), run_dir=str(file.parent))
-    with faults_of(f"{file}: of CollaPipe {version_of(read_limited(file))}"):
-        settings = _settings(resolved)
+    version, tree = read_saved(file, trusted)
+    with faults_of(f"{file}: of CollaPipe {version}"):
+        settings = _settings(Resolved(tree=tree, run_dir=str(file.parent)))
         for fault in contradictions(settings):
             raise ConfigError(fault)
     return settings

@@ -18,8 +18,8 @@ _PARTITIONERS = "flwr_datasets.partitioner."
 _MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a real one has a few thousand characters, depth 5
 
 
-def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the options in a run's ``config.yaml``.
+def read_saved(file: Path, trusted: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
+    """Return the options in a run's ``config.yaml``, after the version that wrote them.
 
     Its task and model will be built, and no other plug-in. They must be dataclasses of CollaPipe or
     of a ``trusted`` package. References are refused, because they could read the environment.
@@ -34,7 +34,7 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
         if target is None:
             raise ConfigError(f"{file}: not a saved configuration ({option}._target_ is missing)")
         _check_trusted(option, str(target), ("collapipe", *trusted))
-    return tree
+    return version_of(text), tree
 
 
 def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
