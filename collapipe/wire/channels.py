@@ -114,6 +114,7 @@ class Channels:
         self._dialer = dialer
         self._open: dict[tuple[DeviceAddress, str], tuple[grpc.Channel, bytes | None]] = {}
         self._routes = dict[DeviceAddress, DataRoute]()
+        self._kept = dict[tuple[DeviceAddress, str], FrameStream]()  # not in use
 
     def __enter__(self) -> "Channels":
         return self
@@ -154,6 +155,18 @@ class Channels:
                     raise
             kept, dialer = False, replace(self._dialer, timeout_s=left_s)
 
+    def keep(self, device: DeviceAddress, method: str, stream: FrameStream) -> None:
+        """Keep an open stream for the next ``kept``."""
+        self._kept[device, method] = stream
+
+    def kept(self, device: DeviceAddress, method: str) -> FrameStream | None:
+        """Return a kept stream, which is forgotten; None without one that may be used."""
+        stream = self._kept.pop((device, method), None)
+        if stream is None or self._is_valid(device, method):
+            return stream
+        stream.close()
+        return None
+
     def drop(self, device: DeviceAddress) -> None:
         """Close all channels to a device, and end their streams."""
         for known, method in [*self._open]:
@@ -178,16 +191,21 @@ class Channels:
 
     def _channel(self, device: DeviceAddress, method: str, dialer: Dialer) -> grpc.Channel:
         key = device, method
-        if key in self._open:
-            channel, certificate = self._open[key]
-            try:
-                if dialer.credentials is not None and certificate is not None:
-                    dialer.credentials.check(certificate)
-                return channel
-            except WireError:  # revoked or expired
-                self._forget(device, method)
-        self._open[key] = dialer.pinned(device.name, device.address)
+        if key in self._open and not self._is_valid(device, method):
+            self._forget(device, method)
+        if key not in self._open:
+            self._open[key] = dialer.pinned(device.name, device.address)
         return self._open[key][0]
+
+    def _is_valid(self, device: DeviceAddress, method: str) -> bool:
+        """Whether neither end of a channel is revoked or has expired."""
+        own, (_, shown) = self._dialer.credentials, self._open.get((device, method), (None, None))
+        if own is None or shown is None:
+            return True
+        try:
+            return bool(own.check(own.certificate) and own.check(shown))
+        except WireError:
+            return False
 
 
 def open_stream(

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import grpc
@@ -18,7 +19,7 @@ from collapipe.errors import (
     one_line,
 )
 from collapipe.plan import ClusterPlan
-from collapipe.wire.channels import Channels, Dialer
+from collapipe.wire.channels import CONNECT_S, Channels, Dialer
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.grpc_errors import reason
@@ -109,12 +110,19 @@ class DeviceConnection:
         self.progress = Frame(FrameKind.ALIVE, 0, 0, 0), 0  # its step, and its finished actions
         self.built, self.built_s = -1, 0.0  # the last epoch with all weights, and since when
         self._answers: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
-        self.control = self._opened(CONTROL, part_bytes, threading.Event())
+        self.control = self._kept(part_bytes) or self._opened(
+            CONTROL, part_bytes, threading.Event()
+        )
         threading.Thread(target=self._listen, daemon=True, name=f"hear {device.name}").start()
 
     def close(self) -> None:
         """End the control stream; the owner of hops ends those."""
         self.control.close()
+
+    def release(self) -> None:
+        """Have the device release its segment; then ``channels`` keep the stream for the next
+        round, unless the device serves another caller before."""
+        self.control.send(Frame(FrameKind.RELEASE, 0, 0, 0))
 
     def drop(self) -> None:
         """End all streams, and close the channels: the device is lost."""
@@ -170,11 +178,25 @@ class DeviceConnection:
         except LinkError as error:
             raise StageError(self.name, str(error)) from error
 
+    def _kept(self, part_bytes: int) -> FrameStream | None:
+        """Return the stream of the last round, if the device answers there."""
+        if (stream := self._channels.kept(self._device, CONTROL)) is None:
+            return None
+        stream.max_bytes, until_s = part_bytes, time.monotonic() + CONNECT_S
+        stream.send(Frame(FrameKind.CLOCK, 0, 0, 0))
+        with suppress(LinkError, WireError, queue.Empty):
+            while (left_s := until_s - time.monotonic()) > 0:
+                if stream.receive(left_s).kind == FrameKind.CLOCK:
+                    return stream
+        stream.close()
+        return None
+
     def _listen(self) -> None:
         try:
-            while True:
-                self._handle(self.control.receive())
+            while (frame := self.control.receive()).kind != FrameKind.RELEASE:
+                self._handle(frame)
                 self._arrived.set()
+            self._channels.keep(self._device, CONTROL, self.control)
         except OSError as error:
             self.broken = StorageError(f"cannot write copies of blocks: {error}; free disk space")
         except CollaPipeError as error:

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from collapipe.errors import StageError, WireError
@@ -113,8 +114,8 @@ def _connect(placed: Placement, sessions: Mapping[str, str]) -> None:
     and those between devices whose tensors pass the control unit."""
 
     def opened(device: str, name: str) -> FrameStream:
-        placed.hops.append(placed.connections[device].hop(sessions[device], name))
-        return placed.hops[-1]
+        placed.hops.append(stream := placed.connections[device].hop(sessions[device], name))
+        return stream
 
     def side(segment: SegmentPlan, place: str) -> Side:
         name = neighbour_name(place, 0)
@@ -122,7 +123,9 @@ def _connect(placed: Placement, sessions: Mapping[str, str]) -> None:
         return Side(dict(enumerate(streams)), segment.device_rows)
 
     segments = placed.plan.segments
-    placed.front, placed.back = side(segments[0], BEFORE), side(segments[-1], BEHIND)
+    with ThreadPoolExecutor(min(2, len(segments))) as pool:  # one thread for one device
+        outer = segments[0], segments[-1]
+        placed.front, placed.back = pool.map(side, outer, (BEFORE, BEHIND))
     for pair in pairs(placed.plan) if placed.cluster.relay else ():
         ends = opened(pair.first, pair.name_of_second), opened(pair.second, pair.name_of_first)
         for stream in ends:

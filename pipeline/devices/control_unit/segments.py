@@ -81,15 +81,15 @@ class RemoteSegments:
         try:
             self._replica.open()
             self._recovering(self._gather)
-        except BaseException:
-            self.__exit__()
+        except BaseException as error:
+            self.__exit__(type(error))
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, fault: type[BaseException] | None = None, *_: object) -> None:
         self._placed.close_hops()
         for connection in self._placed.connections.values():
-            connection.close()
+            connection.release() if fault is None else connection.close()
         self._replica.close()
 
     def run(self, embedding: FirstStage, head: LastStage, key: DropoutKey, shapes: Shapes) -> None:

@@ -176,6 +176,7 @@ class Daemon:
 
     def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         own, session = self._settings, self._session
+        busy = session is not None and not session.idle
         segment = session.held if session else None  # read once, the session's thread changes it
         held = segment.description if segment else None
         device = own.torch_device
@@ -189,9 +190,9 @@ class Daemon:
             threads=torch.get_num_threads(),
             memory_bytes=own.memory_bytes,
             free_bytes=float(free),
-            flops_per_s=_flops_per_s(device) if session is None and request != BRIEF else None,
+            flops_per_s=_flops_per_s(device) if not busy and request != BRIEF else None,
             expires=self._credentials.expires if self._credentials else None,
-            busy=session is not None,
+            busy=busy,
             unit=held.unit if held else None,
             span=held.span if held else None,
         )
@@ -199,12 +200,12 @@ class Daemon:
 
     @contextmanager
     def _occupied(self, session: Session, context: grpc.ServicerContext) -> Iterator[None]:
-        """Reserve the daemon for this session; abort the call if another session is open."""
+        """Reserve the daemon for this session; abort the call while another one is in use."""
         with self._lock:
             taken = self._session
-            if taken is None:
+            if is_free := taken is None or taken.displace():
                 self._session = session
-        if taken is not None:
+        if taken is not None and not is_free:
             held = taken.held  # read once, as the session's thread may change it
             unit = f" unit {held.description.unit}" if held else " another control unit"
             context.abort(
@@ -215,7 +216,8 @@ class Daemon:
             yield
         finally:
             with self._lock:
-                self._session = None
+                if self._session is session:
+                    self._session = None
 
     def _hold(self, description: SegmentDescription, earlier: HeldSegment | None) -> HeldSegment:
         own = self._settings

@@ -44,6 +44,9 @@ class Releasing:
     def held(self) -> Any:
         return self._held.pop(0)
 
+    def displace(self) -> bool:
+        return False
+
 
 class Aborting:
     """A call whose abort raises ``LinkError``."""

@@ -1,0 +1,205 @@
+"""Between two rounds a device keeps the control unit's session, unless another caller needs it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from device_cluster import INSECURE, Work, daemons, device_name, plan_of
+from made_cluster import Cluster
+
+from collapipe.credentials.member import Role
+from collapipe.errors import BusyLinkError, LinkError
+from collapipe.wire.channels import Channels, Dialer
+from collapipe.wire.device_address import DeviceAddress
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.control_unit import connection
+from pipeline.devices.control_unit.connection import DeviceConnection, ask_status
+from pipeline.devices.daemon import session as daemon_session
+from pipeline.devices.daemon.server import Daemon, DeviceSettings
+from pipeline.devices.daemon.session import Session
+from pipeline.devices.messages import CONTROL
+
+NAMES = [device_name(k) for k in range(3)]
+PLAN = plan_of(NAMES, (1, 2, 1))
+RELEASE = Frame(FrameKind.RELEASE, 0, 0, 0)
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
+    """All sessions of daemons."""
+    found, run = list[Session](), Session.run
+
+    def noted(self: Session) -> None:
+        found.append(self)
+        run(self)
+
+    monkeypatch.setattr(Session, "run", noted)
+    return found
+
+
+@pytest.fixture
+def kept() -> Iterator[Channels]:
+    with Channels(INSECURE) as channels:
+        yield channels
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    """Wait until the condition is true."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def once_idle(sessions: list[Session]) -> None:
+    """Wait until the devices have released their segments."""
+    soon(lambda: all(each.idle for each in sessions))
+
+
+def test_a_second_round_continues_in_the_sessions_of_the_first(
+    kept: Channels, sessions: list[Session]
+) -> None:
+    work = Work()
+    with daemons(3) as there:
+        first = work.remote(PLAN, there, kept=kept)
+        once_idle(sessions)
+        assert all(each.held is None for each in sessions)
+        status = ask_status(INSECURE, DeviceAddress(NAMES[0], there[0].address))
+        assert (status.busy, status.unit) == (False, None) and status.flops_per_s
+        assert work.remote(PLAN, there, kept=kept).equals(first)
+    assert len(sessions) == 3
+
+
+def test_another_control_unit_takes_devices_between_rounds(
+    kept: Channels, sessions: list[Session]
+) -> None:
+    work = Work()
+    with daemons(3) as there:
+        first = work.remote(PLAN, there, kept=kept)
+        once_idle(sessions)
+        assert work.remote(PLAN, there).equals(first)
+        soon(lambda: all(each.control.over for each in sessions[:3]))
+        assert work.remote(PLAN, there, kept=kept).equals(first)
+    assert len(sessions) == 9
+
+
+def test_no_caller_takes_a_device_once_a_round_has_begun(
+    kept: Channels, sessions: list[Session]
+) -> None:
+    with daemons(1) as there, Channels(INSECURE) as other:
+        Work().remote(plan_of(NAMES[:1], (4,)), there, kept=kept)
+        once_idle(sessions)
+        device, arrived = DeviceAddress(NAMES[0], there[0].address), threading.Event()
+        again = DeviceConnection(device, kept, arrived, lambda *_: None, part_bytes=77)
+        assert again.control.max_bytes == 77
+        with pytest.raises(BusyLinkError, match="works for another control unit"):
+            other.stream(device, CONTROL, 2**20, arrived)
+        assert not again.control.over and kept.kept(device, CONTROL) is None
+        again.close()
+    assert len(sessions) == 1
+
+
+def test_a_device_that_does_not_answer_in_its_session_is_dialled_again(
+    kept: Channels, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, answer = Work(), Session._send_time
+
+    def silent(self: Session, frame: Frame) -> None:
+        if frame.round:
+            answer(self, frame)
+        else:
+            soon(lambda: self.control.over)
+
+    with daemons(3) as there:
+        first = work.remote(PLAN, there, kept=kept)
+        once_idle(sessions)
+        monkeypatch.setattr(connection, "CONNECT_S", 0.2)
+        monkeypatch.setattr(Session, "_send_time", silent)
+        assert work.remote(PLAN, there, kept=kept).equals(first)
+    assert len(sessions) == 6
+
+
+def test_a_round_that_fails_keeps_no_session(kept: Channels, sessions: list[Session]) -> None:
+    with daemons(3) as there:
+        with pytest.raises(ZeroDivisionError), Work().segments(PLAN, there, kept=kept):
+            raise ZeroDivisionError
+        for name, each in zip(NAMES, there, strict=True):
+            assert kept.kept(DeviceAddress(name, each.address), CONTROL) is None
+    assert len(sessions) == 3 and not any(each.idle for each in sessions)
+
+
+@pytest.mark.parametrize("revoked", ["jetson", "boss"])
+def test_a_kept_stream_of_a_revoked_member_ends(tmp_path: Path, revoked: str) -> None:
+    cluster = Cluster(tmp_path)
+    members = {"jetson": cluster.member(), "boss": cluster.member("boss", Role.CONTROL_UNIT)}
+    with (
+        Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), members["jetson"]) as daemon,
+        Channels(Dialer(members["boss"])) as channels,
+    ):
+        device = DeviceAddress("jetson", daemon.address)
+        for expected in (True, False):
+            stream = channels.stream(device, CONTROL, 2**20, threading.Event())
+            channels.keep(device, CONTROL, stream)
+            if not expected:
+                cluster.revoke(members[revoked].member)
+            assert (channels.kept(device, CONTROL) is stream) == expected == (not stream.over)
+            stream.close()
+            soon(lambda: daemon._session is None)
+
+
+def idle_session(control: FrameStream) -> Session:
+    def never(*arguments: Any) -> Any:
+        raise AssertionError("not called")
+
+    return Session(control, never, never, threading.Event(), threading.Event(), idle=True)
+
+
+def test_a_displaced_session_obeys_no_command_that_has_already_arrived() -> None:
+    control = FrameStream("the control unit", 2**20)
+    control._incoming.append((Frame(FrameKind.LOAD, 0, 0, 0, (torch.zeros(1),)), 1))
+    own = idle_session(control)
+    assert own.displace()
+    own.run()
+    assert control.over and len(control._incoming) == 1
+
+
+def test_a_busy_session_is_not_displaced() -> None:
+    own = idle_session(FrameStream("the control unit", 2**20))
+    own.idle = False
+    assert not own.displace()
+
+
+def test_a_session_that_is_idle_sends_no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would wait until the next round."""
+    monkeypatch.setattr(daemon_session, "ALIVE_S", 0.001)
+    control, done = FrameStream("the control unit", 2**20), threading.Event()
+    own = idle_session(control)
+    sends = threading.Thread(target=own._signs_of_life, args=(done,))
+    sends.start()
+    time.sleep(0.05)
+    idle, own.idle = control.backlog(), False
+    soon(lambda: control.backlog() != idle)
+    done.set()
+    sends.join()
+    assert idle == (0, 0)
+
+
+def test_the_answer_that_ends_a_round_follows_all_parts() -> None:
+    """A part after it would count as one of the next round."""
+    control, other = FrameStream("the control unit", 2**22), FrameStream("the device", 2**22)
+    own = idle_session(control)
+    part = Frame(FrameKind.PART, 0, 0, 0, (torch.zeros(2**18),))
+    for _ in range(2):
+        control.send_later(lambda: part)
+    own._end_round(RELEASE)
+    other.feed(control.outgoing(until=lambda: not control.backlog()[0] and control.all_made()))
+    kinds = list[FrameKind]()
+    with pytest.raises(LinkError):
+        while True:
+            kinds.append(other.receive(0).kind)
+    assert kinds == [FrameKind.PART, FrameKind.PART, FrameKind.RELEASE]
