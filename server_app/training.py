@@ -216,7 +216,6 @@ class _Run:
         where = self.folder.path, self.settings, self.tokenizer.vocabulary
         if self.checkpoint is None:
             weights, base = begin(*where)
-            self.folder.write_base(base.digests)
         else:
             weights, base = self.checkpoint.training.weights, base_of(*where)
             kept = CheckpointFolder(self.folder.path).kept
@@ -225,6 +224,7 @@ class _Run:
             account = self.folder.account()
             for later in (self.folder.path / "model").glob("unit-*.safetensors"):
                 later.unlink()  # may belong to units that had not trained at the checkpoint
+        self.folder.write_base(base.digests)
         strategy = CollaPipeStrategy(
             self.settings,
             self.tokenizer,

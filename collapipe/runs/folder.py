@@ -20,6 +20,7 @@ from collapipe.config.settings import Settings
 from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.process import files
+from collapipe.runs import weights_record
 from collapipe.sections import Count, CountFrom0
 from collapipe.validation import from_json
 
@@ -54,6 +55,7 @@ class RunFolder:
 
     def __init__(self, path: Path, resumed: bool = False) -> None:
         self.path, self._resumed = path.resolve(), resumed
+        self._record = weights_record.Record()  # of all that determines the model
         if resumed:
             check_plain(self.path)
         try:
@@ -115,6 +117,7 @@ class RunFolder:
         self._write_json("choices.json", dict(settings.choices))  # first: readers need both
         self._replace("config.yaml", f"# CollaPipe {__version__}\n{OmegaConf.to_yaml(tree)}")
         self._write_json("overrides.json", settings.overrides)
+        self._record |= weights_record.of_options(settings.tree)
 
     def write_account(self, rounds: Mapping[int, int]) -> None:
         """Write ``account.json``: the number of rounds of each unit that ε counts.
@@ -188,17 +191,19 @@ class RunFolder:
         self._replace("model/tokenizer.json", tokenizer.json_text)
         known = {"version": __version__, **_LOADING, **tokenizer.described()}
         self._write_json("model/model.json", known)
+        self._record |= weights_record.of_tokenizer(tokenizer)
 
     def write_base(self, digests: Mapping[str, str]) -> None:
         """Write the digests of each part's frozen weights."""
         self._write_json(f"{BASE}.json", dict(digests))
+        self._record[f"{BASE}.json"] = dict(digests)
 
     def write_weights(self, weights: "Tensors", unit: int | None = None) -> None:
         """Write the model's trainable weights, or a unit's in a run that does not average."""
-        from safetensors.torch import save_file
-
-        with self.replacing(f"model/{weights_file(unit)}") as partial:
-            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
+        name = f"model/{weights_file(unit)}"
+        with self.replacing(name) as partial:
+            record = self._record | weights_record.of_weights(name, weights)
+            weights_record.write(partial, weights, record)
 
     def _write_json(self, name: str, tree: object) -> None:
         self._replace(name, json.dumps(tree, indent=2, allow_nan=False) + "\n")

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from collapipe.config import Settings, load_saved
@@ -37,6 +36,7 @@ from collapipe.models.split import (
     training_names,
 )
 from collapipe.models.without_values import WithoutValues
+from collapipe.runs import weights_record
 from collapipe.runs.folder import BASE, LOCK, check_there, weights_file
 from collapipe.runs.reading import how_to_go_on, read_summary
 from collapipe.sections import LoraSettings
@@ -189,11 +189,15 @@ def load_trained(run_dir: Path, trusted: Sequence[str] = (), unit: int | None = 
     tokenizer, blocks = read_tokenizer(model_dir), settings.model.num_blocks
     base = base_of(run_dir, settings, tokenizer.vocabulary)
     try:
-        trained = load_file(file)
+        trained, record = weights_record.read(file)
     except (SafetensorError, RuntimeError) as error:
         raise _refusal(file, error) from error
     if (count := len(trained) + len(base)) < blocks:  # check the claimed number before building
         raise _refusal(file, f"{count} tensors for {blocks} blocks")
+    now = {f"{BASE}.json": dict(base.digests)} | weights_record.of_tokenizer(tokenizer)
+    now |= weights_record.of_options(settings.tree)
+    now |= weights_record.of_weights(f"model/{file.name}", trained)
+    weights_record.check(run_dir, file, record, now)
     _warn_of_first_weights(run_dir)
     return Trained(settings, whole(base) | trained, tokenizer, file)
 

@@ -135,7 +135,9 @@ def test_a_chat_needs_a_template(run_dir: Path, answers: Callable[..., list[str]
 
     def give(source: str) -> None:
         template = ChatTemplate(source, {"eos_token": "</s>"}, "2026-01-01")
-        RunFolder(run_dir, resumed=True).write_tokenizer(replace(tokenizer, chat_template=template))
+        run = RunFolder(run_dir, resumed=True)
+        run.write_tokenizer(replace(tokenizer, chat_template=template))
+        run.write_weights(load_file(run_dir / "model/model.safetensors"))
 
     def chat(*texts: str) -> list[float]:
         lines = answers(texts, chat=True, max_new_tokens=9, as_json=True)

@@ -21,6 +21,7 @@ from collapipe.cli import resume
 from collapipe.cli.resume import resume_run
 from collapipe.errors import ConfigError, StorageError
 from collapipe.runs.folder import RunFolder
+from collapipe.runs.model import load_model
 from collapipe.runs.reading import how_to_go_on
 from collapipe.wire import records
 from server_app.checkpoints import resumption
@@ -89,6 +90,21 @@ def test_the_error_for_a_complete_run_explains_how_to_train_longer(run_dir: Path
     )
     assert refusal(run_dir) == expected
     assert refusal(run_dir, "seed=0", "federation.keep=1") == expected
+
+
+def test_damaged_weights_are_made_again_from_the_last_checkpoint(
+    run_dir: Path, world: World
+) -> None:
+    file = run_dir / "model/model.safetensors"
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-400] + bytes(400))
+    with pytest.raises(ConfigError) as raised:
+        load_model(run_dir)
+    way_out = f"rm -f {run_dir}/summary.json; collapipe resume {run_dir}"
+    assert str(raised.value).endswith(way_out)
+    (run_dir / "summary.json").unlink()
+    world.run(run_dir, "000003")
+    assert file.read_bytes() == sound
 
 
 def test_another_folder_is_refused(run_dir: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from federated import grid_of, settings_of, train
 from flwr.app import ArrayRecord
 from pretrained import causal_folder, lora_run, lora_settings
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from collapipe.config import Settings
@@ -128,6 +128,8 @@ def test_invalid_digests_are_refused(
 ) -> None:
     shutil.copytree(finished, tmp_path / "run", symlinks=True)
     (tmp_path / "run" / "model" / "base.json").write_text(json.dumps(digests))
+    weights = tmp_path / "run" / "model" / "model.safetensors"
+    save_file(load_file(weights), weights)  # without the record, in which the digests differ
     with pytest.raises(CollaPipeError, match=message) as caught:
         load_model(tmp_path / "run")
     assert "\n" not in str(caught.value)

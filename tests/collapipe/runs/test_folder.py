@@ -3,12 +3,14 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from federated import settings_of
 from full_disk import full_disk
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from collapipe.cli.app import app
@@ -21,6 +23,7 @@ from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 
 UNITS = 3
+WEIGHTS = "model/unit-0.safetensors"
 
 
 def begun(run_dir: Path, *overrides: str) -> tuple[RunFolder, Settings, Tokenizer]:
@@ -258,3 +261,32 @@ def test_no_more_blocks_are_built_than_have_saved_weights(
     config.write_text(changed)
     with pytest.raises(ConfigError, match=r"tensors for 1000000000 blocks"):
         load_model(apart[0], unit=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (WEIGHTS, lambda old: old[:-4096] + bytes(4096), "restore the file, or train again"),
+        (
+            "config.yaml",
+            lambda old: old.replace(b"heads: 2", b"heads: 4"),
+            "num_heads is 4, was 2 when",
+        ),
+        ("model/tokenizer.json", lambda old: old.replace(b'"a":67,"b":68', b'"a":68,"b":67'), ""),
+        ("model/model.json", lambda old: old.replace(b'"eos": "</s>"', b'"eos": "<s>"'), ""),
+        ("model/base.json", lambda _: b'{"x": "y"}', "x is y, was None when"),
+    ],
+)
+def test_what_has_changed_since_the_weights_were_written_is_refused(
+    apart: tuple[Path, list[Tensors]], name: str, change: Callable[[bytes], bytes], message: str
+) -> None:
+    """Weights of an earlier version have no record, and are accepted."""
+    run_dir, weights = apart[0], apart[0] / WEIGHTS
+    load_model(run_dir, unit=0)
+    (run_dir / name).write_bytes(change((run_dir / name).read_bytes()))
+    with pytest.raises(ConfigError, match=rf"{name}: .* when the run wrote .*; restore") as caught:
+        load_model(run_dir, unit=0)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    if name != "model/base.json":
+        save_file(load_file(weights), weights)
+        load_model(run_dir, unit=0)
