@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from collapipe.config.contradictions import contradictions, faults_in_cluster, faults_in_data
+from collapipe.config.contradictions import (
+    contradictions,
+    faults_in_cluster,
+    faults_in_data,
+    faults_in_length,
+)
 from collapipe.config.idle import idle_options
 from collapipe.config.resolved import Resolved, parsed
 from collapipe.config.settings import Settings as Settings
@@ -68,8 +73,9 @@ def load_text(text: str) -> Settings:
     settings = _settings(parsed(text))
     world = {option: settings.build(option) for option in _WORLD}
     _check_there(settings.data)
-    faults = faults_in_cluster(settings, world["cluster"]), faults_in_data(settings)
-    for fault in chain(contradictions(settings), *faults, idle_options(settings)):
+    in_cluster, in_data = faults_in_cluster(settings, world["cluster"]), faults_in_data(settings)
+    faults = contradictions(settings), faults_in_length(settings), in_cluster, in_data
+    for fault in chain(*faults, idle_options(settings)):
         raise ConfigError(fault)
     return settings
 

@@ -1,7 +1,7 @@
 """Combinations of options that do not work; each has a message with the way out."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collapipe.config.resolved import value_at
 from collapipe.config.settings import Settings
@@ -172,6 +172,25 @@ def _unsummed(settings: Settings) -> Iterator[str]:
         )
     if federation.num_units == 1:
         yield f"{masked}federation.num_units=1: a sum hides nothing of one unit; have more"
+
+
+def faults_in_length(settings: Settings) -> Iterator[str]:
+    """Yield a message if a causal model is to train on more tokens than it has positions for: with
+    a table of positions it cannot, and other models would not continue texts of this length."""
+    if settings.model.head != "causal":
+        return
+    from collapipe.models.huggingface.layers import most_tokens
+    from collapipe.models.split import DerivedSpec
+
+    spec = settings.model
+    while isinstance(spec, DerivedSpec):
+        spec = spec.base
+    config: Any = getattr(spec, "own_config", None)  # of a model of transformers
+    if config is not None and settings.task.max_length > (most := most_tokens(config)):
+        yield (
+            f"task.max_length={settings.task.max_length}: this {config.model_type} has positions "
+            f"for {most:g} tokens; lower it"
+        )
 
 
 def faults_in_data(settings: Settings) -> Iterator[str]:

@@ -224,10 +224,22 @@ def test_a_warning_reports_that_a_shared_embedding_is_split(
     """The server warns once, unless both copies are frozen; building the model does not warn."""
     task = "dates" if name == "t5" else "causal_lm"
     path = f"model.name={folder(tmp_path, name)}"
-    settings = load_overrides([f"task={task}", "model=huggingface", path, *options])
+    own = f"task={task}", "task.max_length=16", "model=huggingface", path
+    settings = load_overrides([*own, *options])
     SplitModel(cast(ModelSpec, settings.model), VOCABULARY)
     training._warn(settings)
     assert sum("shares one embedding" in text for text in caplog.messages) == warned
+
+
+@pytest.mark.parametrize("options", [(), ("adapter=lora", "adapter.last_blocks=1")])
+def test_a_causal_model_trains_on_as_many_tokens_as_it_has_positions(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    path = folder(tmp_path, "llama", max_position_embeddings=40)
+    own = "task=causal_lm", "model=huggingface", f"model.name={path}", *options
+    load_overrides([*own, "task.max_length=40"])
+    with pytest.raises(ConfigError, match=r"^task\.max_length=41: .* positions for 40 tokens; low"):
+        load_overrides([*own, "task.max_length=41"])
 
 
 @pytest.mark.parametrize(

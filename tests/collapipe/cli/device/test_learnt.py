@@ -140,7 +140,8 @@ def test_a_relative_folder_of_a_model_is_that_of_the_run(
     """The run's folder has the absolute path. Without checkpoints only the options are compared."""
     run_dir = shutil.copytree(learnt[1], tmp_path / "run", symlinks=True)
     without_checkpoint(learnt[0], run_dir)
-    how = "task=causal_lm", "data=synthetic", "model=huggingface", "federation.num_units=1"
+    length = "task.max_length=40"
+    how = "task=causal_lm", length, "data=synthetic", "model=huggingface", "federation.num_units=1"
     folder = causal_folder(tmp_path / "tiny")
     settings = load_overrides([*how, f"model.name={folder}"])
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(settings.tree))))
