@@ -31,6 +31,7 @@ from collapipe.process import files
 
 CONTROL_UNIT = "control-unit"  # the folder and name of its own credentials
 _TEMPORARY_DAYS = 30
+_USABLE = "valid", "not yet valid"  # now or later
 _KEY, _CERTIFICATE, _ISSUED = "authority.key", "authority.crt", "issued"
 
 
@@ -57,10 +58,12 @@ class AuthorityFolder:
         return [read_bundle(files.read(file, "restore it"), file) for file in kept]
 
     def state(self, issued: Bundle) -> str:
-        """Return ``valid``, ``expired`` or ``revoked``."""
+        """Return ``valid``, ``not yet valid``, ``expired`` or ``revoked``."""
         if is_revoked(issued.certificate.serial_number, self._revoked):
             return "revoked"
-        return "valid" if datetime.now(UTC) <= issued.expires else "expired"
+        if (now := datetime.now(UTC)) > issued.expires:
+            return "expired"
+        return "valid" if now >= issued.certificate.not_valid_before_utc else "not yet valid"
 
     def sign(self, request: Request, role: Role, days: int) -> tuple[Path, Bundle]:
         """Issue a certificate; return its file, to bring back to the member, and its bundle.
@@ -92,7 +95,7 @@ class AuthorityFolder:
                     "key in a new folder: collapipe credentials request DIR --name NAME"
                 )
             same = same_key, member.name == request.name
-            if state == "valid" and any(same) and not (all(same) and member.role == role):
+            if state in _USABLE and any(same) and not (all(same) and member.role == role):
                 here, then = quote(str(self._folder)), ", then make a new key" if same_key else ""
                 raise ConfigError(
                     f"{role} {request.name}: {member} has a valid certificate with this name or "
@@ -127,7 +130,7 @@ class AuthorityFolder:
 
         Returns their members. Raises ``ConfigError`` if no valid certificate matches.
         """
-        valid = [each.member for each in self.issued() if self.state(each) == "valid"]
+        valid = [each.member for each in self.issued() if self.state(each) in _USABLE]
         named = [member for member in valid if member.name == which]
         found = named or [member for member in valid if f"{member.serial:x}" == which]
         if not found:

@@ -6,11 +6,14 @@ import re
 import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from stat import S_IMODE
+from unittest.mock import Mock
 
 import pytest
 
+from collapipe.credentials import authority
 from collapipe.credentials.credentials import load
 from collapipe.credentials.member import Role
 
@@ -200,6 +203,21 @@ def test_revocation_by_name_and_by_serial(done: Credentials, refused: Credential
         ("jetson", "device", "revoked", f"{second.member.serial:x}"),
         ("pi", "device", "valid", f"{pi.member.serial:x}"),
     }
+
+
+def test_a_certificate_that_is_not_yet_valid_is_listed_and_can_be_revoked(
+    done: Credentials, refused: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the clock of the authority's machine was put back."""
+    done("init", "farm")
+    with monkeypatch.context() as later:
+        now = datetime.now(UTC) + timedelta(days=2)
+        later.setattr(authority, "datetime", Mock(now=lambda _: now))
+        enrol(done)
+    assert re.search(r"^jetson +device +not yet valid ", done("list", "farm"), re.MULTILINE)
+    assert "revoke it first" in refused("add", "farm", "jetson", "--output", "trial")
+    done("revoke", "farm", "jetson")
+    assert re.search(r"^jetson +device +revoked ", done("list", "farm"), re.MULTILINE)
 
 
 def test_a_revoked_name_can_be_used_again_with_another_key(
