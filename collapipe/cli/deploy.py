@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -57,6 +58,17 @@ def serve(folder: Folder) -> None:
     from collapipe.deployment.serving import serve
 
     serve(ServerFolder(folder.resolve()), superlink="server_app.guard")
+
+
+@app.command()
+def renew(folder: Folder) -> None:
+    """Make the server's key and certificate anew, for the host in server.yaml."""
+    from collapipe.deployment.server_folder import ServerFolder
+
+    opened = ServerFolder(folder)
+    opened.renew()
+    print(f"certificate  for {opened.settings().host}: {opened.certificate}")
+    print(f"next         start the server again: collapipe deploy serve {quote(str(folder))}")
 
 
 @app.command()

@@ -24,7 +24,7 @@ from collapipe.credentials.keys import (
     public_key,
     read_key,
 )
-from collapipe.credentials.member import DAYS, Member, Role, check_name
+from collapipe.credentials.member import DAYS, Member, Role, check_name, expires_soon
 from collapipe.credentials.signing import SERVER, Authority, make_authority, revoked_now
 from collapipe.errors import ConfigError
 from collapipe.process import files
@@ -116,14 +116,20 @@ class AuthorityFolder:
         return bundle
 
     def add_server(self, hosts: Sequence[str], key_file: Path, certificate_file: Path) -> None:
-        """Write a key and a certificate for a server with the names or addresses ``hosts``.
+        """Write a new key and a certificate for a server with the names or addresses ``hosts``.
 
-        The certificate is valid until the authority expires.
+        The certificate is valid until the authority expires. Raises ``ConfigError`` if that is
+        soon.
         """
         key, period = make_key(), (datetime.now(UTC), self._authority.expires)
+        if expires_soon(self._authority.expires):
+            raise ConfigError(
+                f"{self._folder}: the authority ends on {self._authority.expires:%F}; make a new "
+                "federation: collapipe deploy init"
+            )
         issued = self._authority.issue_for(hosts, key.public_key(), [SERVER], *period)
-        files.write_new(key_file, key_pem(key), files.PRIVATE)
-        files.write_new(certificate_file, issued.public_bytes(PEM))
+        files.replace(key_file, key_pem(key), files.PRIVATE)
+        files.replace(certificate_file, issued.public_bytes(PEM))
 
     def revoke(self, which: str) -> list[Member]:
         """Revoke all valid certificates with a name, or the one with a serial.

@@ -53,7 +53,7 @@ class Authority:
         expires: datetime,
     ) -> x509.Certificate:
         """Return a certificate as ``issue`` does, for the names or addresses ``hosts``."""
-        names = x509.SubjectAlternativeName([*map(_host, hosts)])
+        names = x509.SubjectAlternativeName([*map(general_name, hosts)])
         return (
             _builder(hosts[0], self.certificate.subject, key, starts, expires)
             .add_extension(names, critical=False)
@@ -122,7 +122,8 @@ def _builder(
     )
 
 
-def _host(host: str) -> x509.GeneralName:
+def general_name(host: str) -> x509.GeneralName:
+    """Return a host's name or address in the form of certificates."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

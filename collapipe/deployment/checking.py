@@ -21,6 +21,7 @@ from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials, load
 from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role, expires_soon
+from collapipe.credentials.signing import general_name
 from collapipe.deployment.control import ask
 from collapipe.deployment.server_folder import ADMITTED, ServerFolder
 from collapipe.deployment.serving import keys
@@ -98,9 +99,10 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     """
     settings = folder.settings()
     issued = x509.load_pem_x509_certificate(folder.identity()[1])
-    yield _expiry(issued.not_valid_after_utc, "make a new federation: collapipe deploy init")
+    renew = f"collapipe deploy renew {quote(str(folder.root))}, and serve again"
+    yield _expiry(issued.not_valid_after_utc, renew)
     yield _link_port(settings.link_port)
-    yield _resolved(settings.host)
+    yield _certified(settings.host, issued, renew)
     yield _superlink(folder)
     known, signed = folder.nodes() or {}, keys(folder)
     for unit in settings.units:
@@ -182,7 +184,12 @@ def _link_port(port: int) -> Finding:
         return Finding(f"port {port}", "in use, as it is while a run trains; see link_port")
 
 
-def _resolved(host: str) -> Finding:
+def _certified(host: str, issued: x509.Certificate, renew: str) -> Finding:
+    """Check that the server's certificate names its host, and that the host is known."""
+    names = issued.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    if general_name(host) not in names:
+        known = ", ".join(str(each.value) for each in names)
+        return Finding("host", error=f"{host}: the certificate names {known}", way_out=renew)
     try:
         return Finding("host", f"{host} is {socket.getaddrinfo(host, None)[0][4][0]}")
     except OSError as error:

@@ -31,9 +31,10 @@ def ask(folder: ServerFolder, method: str, question: Mapping[str, Any]) -> dict[
         answer = server.getresponse()
         content = answer.read()
     except (OSError, HTTPException) as error:
-        way_out = f"collapipe deploy serve {quote(str(folder.root))}"
+        root = quote(str(folder.root))
+        way_out = f"collapipe deploy serve {root}"
         if isinstance(error, ssl.SSLCertVerificationError):
-            way_out = f"restore {folder.certificate} and serve again, or set the clock"
+            way_out = f"collapipe deploy renew {root} and serve again, or set the clock"
         raise LinkError(
             f"no SuperLink of this folder on port {port} ({one_line(error)}); {way_out}"
         ) from error

@@ -82,18 +82,24 @@ class ServerFolder:
         Raises ``ConfigError`` if one cannot be read, if others can read the key, or if they do not
         belong together and to the authority.
         """
-        key = files.read(self.key, "restore it", private=True)
-        certificate = files.read(self.certificate, "restore it")
+        both = f"restore both, or collapipe deploy renew {shlex.quote(str(self.root))}"
+        key = files.read(self.key, both, private=True)
+        certificate = files.read(self.certificate, both)
         try:
             SSLContext(PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
         except OSError as error:  # OpenSSL's
             raise ConfigError(
-                f"{self.key}: is not of {self.certificate.name} ({cause_of(error)}); restore both"
+                f"{self.key}: is not of {self.certificate.name} ({cause_of(error)}); {both}"
             ) from error
         trusted = read_certificate(self.trusted, "restore it")
-        with reading(self.certificate, f"is not signed by {self.trusted}; restore both"):
+        with reading(self.certificate, f"is not signed by {self.trusted}; {both}"):
             x509.load_pem_x509_certificate(certificate).verify_directly_issued_by(trusted)
         return key, certificate
+
+    def renew(self) -> None:
+        """Make the server's key and certificate anew, for the host in ``server.yaml``."""
+        opened, hosts = authority.AuthorityFolder(self.authority), [self.settings().host, *_LOCAL]
+        opened.add_server(hosts, self.key, self.certificate)
 
     def update_connection(self) -> None:
         """Write Flower's connection for submitting runs anew: the folder may have moved, or the

@@ -1,6 +1,7 @@
 """A unit's check with its server before it takes part."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from collapipe.deployment import checking
 from collapipe.deployment.control import ask
 from collapipe.deployment.server_folder import NODES, create
 from collapipe.deployment.serving import keys
-from collapipe.errors import LinkError
+from collapipe.errors import ConfigError, LinkError
 from collapipe.flower.commands import free_port
+
+Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize(
@@ -84,5 +87,40 @@ def test_the_way_out_of_an_expired_server_certificate_includes_clocks(tmp_path: 
     with serving(folder):
         found = {each.what: each for each in checking.findings(own / "unit.yaml")}
         assert "clock" in found["server"].way_out
-        with pytest.raises(LinkError, match=r"restore .*server\.crt and serve again"):
+        with pytest.raises(LinkError, match=r"deploy renew .*/a and serve again, or"):
             ask(folder, "list-runs", {})
+
+
+def test_a_renewed_certificate_names_the_host_that_units_dial(
+    command: Command, tmp_path: Path
+) -> None:
+    """Units that have the authority's certificate accept it."""
+    folder = create(tmp_path / "a", ["berlin"], "127.0.0.1", free_port(), free_port())
+    own = folder.root / "units" / "berlin"
+    AuthorityFolder(folder.authority).add("berlin", Role.UNIT, 300, own / "credentials")
+    file = folder.root / "server.yaml"
+    file.write_text(file.read_text().replace("127.0.0.1", "127.0.0.2"))
+
+    def on_server() -> checking.Finding:
+        return next(each for each in checking.findings(folder.root) if each.what == "host")
+
+    assert on_server().error == "127.0.0.2: the certificate names 127.0.0.1, localhost, 127.0.0.1"
+    assert f"collapipe deploy renew {folder.root}" in on_server().way_out
+    folder.key.write_text("damaged")
+    status, out, err = command("deploy", "renew", folder.root)
+    assert (status, err) == (0, "") and "for 127.0.0.2" in out
+    assert on_server().error is None
+    with serving(folder):
+        found = {each.what: each.error for each in checking.findings(own / "unit.yaml")}
+    assert found["server"] is None
+
+
+def test_an_authority_that_ends_soon_certifies_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = create(tmp_path / "a", ["berlin"], "127.0.0.1", free_port(), free_port())
+    before = folder.identity()
+    monkeypatch.setattr("collapipe.credentials.authority.expires_soon", lambda _: True)
+    with pytest.raises(ConfigError, match=r"the authority ends on .*; make a new federation: "):
+        folder.renew()
+    assert folder.identity() == before

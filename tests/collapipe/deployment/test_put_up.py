@@ -133,7 +133,10 @@ def test_a_damaged_key_or_certificate_of_the_server_is_a_one_line_error(
     ("fault", "words"),
     [
         ("key that others can read", r"server\.key: has mode 644, .*chmod 600"),
-        ("missing certificate", r"server\.crt: cannot be read \(No such file .*restore it"),
+        (
+            "missing certificate",
+            r"server\.crt: cannot be read \(No such file .*restore both, or collapipe deploy renew",
+        ),
         ("of another authority", r"server\.crt: is not signed by .*authority\.crt; restore both"),
     ],
 )
