@@ -192,7 +192,7 @@ def _remedy(problem: ClusterProblem, caps: Sequence[int], m: int, limits: Sequen
 
 def _limit(device: DeviceProfile, cap: int) -> str:
     """Return the limit other than energy of a device that can hold at most ``cap`` blocks."""
-    return "max_blocks" if device.max_blocks == cap else "memory"
+    return device.limited_by if device.max_blocks == cap else "memory"
 
 
 def _names(device: DeviceProfile, limit: str) -> str:

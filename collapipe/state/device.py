@@ -1,7 +1,8 @@
 """A device that can hold a segment, and the links between a cluster's devices."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from collapipe.errors import ConfigError, is_printable
 from collapipe.state.device_laws import (
@@ -35,6 +36,8 @@ class DeviceProfile:
     sharing: SharingLaw | None = None  # None: it shares no stage
     recomputing: Recomputing | None = None  # None: the planner does not choose it
     links: tuple[Link, ...] = ()
+    # what sets ``max_blocks``, for error messages
+    limited_by: Literal["max_blocks", "memory"] = field(default="max_blocks", compare=False)
 
     def __post_init__(self) -> None:
         if len(self.name) > MOST_NAME or not is_printable(self.name):
@@ -66,10 +69,12 @@ class DeviceProfile:
         return replace(self, time=self.time.taking(times, sent), energy=energy, links=links)
 
     def at_most(self, blocks: int) -> "DeviceProfile":
-        """Return the profile with at most so many blocks, alone or in a shared stage."""
+        """Return the profile if the device's memory holds at most so many blocks, alone or in a
+        shared stage."""
         most = blocks if self.max_blocks is None else min(blocks, self.max_blocks)
         sharing = self.sharing and replace(self.sharing, max_blocks=most)
-        return replace(self, max_blocks=most, sharing=sharing)
+        limited_by = self.limited_by if most == self.max_blocks else "memory"
+        return replace(self, max_blocks=most, sharing=sharing, limited_by=limited_by)
 
     def time_to(self, names: Collection[str]) -> AffineLaw:
         """Return its time if it sends to devices of these ``names``, with the largest w and ℓ of

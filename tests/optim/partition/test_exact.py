@@ -623,6 +623,14 @@ def test_too_little_memory_is_explained() -> None:
     assert not any(each in line for each in ("energy", "memory", "LoRA"))
 
 
+def test_a_limit_that_the_memory_of_a_device_has_shown_is_called_memory() -> None:
+    problem = with_budget([6, 2, None], 1e9, 24)
+    few = replace(problem, devices=tuple(each.at_most(4) for each in problem.devices))
+    line = refusal(few)
+    assert "(device-0: 4 by memory, device-1: 2 by max_blocks, device-2: 4 by memory)" in line
+    assert "raise memory or device-1's max_blocks by 14 blocks in all" in line
+
+
 def test_too_little_energy_is_explained() -> None:
     """The energy that the error names is enough."""
     line = refusal(with_budget([2, None], 10.0, 5))
