@@ -15,7 +15,7 @@ from typer import Argument, Option
 from collapipe import __version__
 from collapipe.cli import credentials, deploy, trained
 from collapipe.cli.device import command as device
-from collapipe.cli.exit_status import INTERRUPTED, status_of
+from collapipe.cli.exit_status import INTERRUPTED, Reported, status_of
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.cli.options import Json, Overrides, RunDir, Trust, picture
 from collapipe.own_packages import NAMES, find_own_packages_first
@@ -50,7 +50,8 @@ def main() -> None:
     os.environ["MPLBACKEND"] = "agg"  # a backend of a notebook or desktop may not be installed
     with sure_interrupts():
         status = status_of(_run)
-    if status == INTERRUPTED:  # some versions of typer convert KeyboardInterrupt themselves
+    # some versions of typer convert KeyboardInterrupt themselves
+    if status == INTERRUPTED and not isinstance(status, Reported):
         complain("interrupted")
     status = write_rest(status)
     _leave_stuck_threads(status)

@@ -19,6 +19,10 @@ _FAULTS = OSError, UnicodeEncodeError, MemoryError, ImportError, SystemError
 _log = logging.getLogger(__name__)
 
 
+class Reported(int):
+    """The exit status of another command, which has printed its error itself."""
+
+
 def status_of(command: Callable[[], int]) -> int:
     """Run a command, print its error, and return the exit status. Errors in our code are raised."""
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collapipe.cli.device.command import memory_bytes
+from collapipe.cli.exit_status import Reported
 from collapipe.config.overrides import typed
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError
@@ -150,7 +151,7 @@ def run_command(command: Sequence[str]) -> int:
         while True:
             try:
                 status = process.wait()
-                return status if status >= 0 else 128 - status
+                return Reported(status if status >= 0 else 128 - status)
             except KeyboardInterrupt:
                 process.terminate()  # SIGINT is ignored in background jobs of scripts
 

@@ -115,6 +115,19 @@ def test_a_command_ended_by_a_signal_has_the_exit_status_of_a_shell() -> None:
     assert up.run_command([sys.executable, "-c", code]) == 128 + 15
 
 
+def test_an_interrupted_run_reports_it_once() -> None:
+    """The command that has started the run returns its status without another line."""
+    program = (
+        "import sys\n"
+        "from collapipe.cli import app, up\n"
+        "run = [sys.executable, '-c', 'raise SystemExit(130)']\n"
+        "app._run = lambda: up.run_command(run)\n"
+        "app.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
 @pytest.mark.parametrize(("own", "threads"), [([], 1), (["pipeline.threads=2"], 2)])
 def test_the_run_uses_one_thread_by_default(
     own: list[str], threads: int, monkeypatch: pytest.MonkeyPatch
