@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and submitting a run does no
 
 Record = dict[str, dict[str, Any]]  # file in the run's folder → name → its digest or an option
 _RECORD, _KEY = TypeAdapter(Record), "collapipe"
-_PLACES = "model.name", "adapter.path"  # folders, which may be moved
+# options of model and adapter that do not determine it; folders may be moved
+_OTHER = "model.name", "adapter.path", "adapter.cache", "adapter.cache_bytes"
 _SHOWN = 40  # characters of a value
 
 
@@ -45,7 +46,7 @@ def of_tokenizer(tokenizer: "Tokenizer") -> Record:
 def of_options(tree: Mapping[str, Any]) -> Record:
     """Return the record of a run's resolved options that determine its model."""
     options = flattened({group: tree[group] for group in ("model", "adapter")})
-    return {"config.yaml": {name: options[name] for name in options.keys() - {*_PLACES}}}
+    return {"config.yaml": {name: options[name] for name in options.keys() - {*_OTHER}}}
 
 
 def write(file: Path, weights: "Tensors", record: Record) -> None:
