@@ -13,6 +13,8 @@ from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates, check_kind
 
+_COUNTS = "num_blocks", "batch_size", "local_steps", "num_segments", "num_micro_batches"
+
 
 @dataclass(frozen=True, slots=True)
 class RoundRequest:
@@ -43,6 +45,9 @@ class RoundRequest:
     kept: tuple[ClusterPlan, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ConfigError(f"{name}={count}: must be a whole number from 1 on")
         for cluster in self.clusters:
             check_kind("clusters", cluster, ClusterState)
         for channel in self.channels:

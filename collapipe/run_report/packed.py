@@ -57,7 +57,7 @@ def read_packed(
                     raise OSError("a line without end")
                 if text.startswith(beginning):
                     yield kind.validate_json(text)
-    except (OSError, EOFError, zlib.error, ValidationError) as error:
+    except (OSError, EOFError, zlib.error, ValidationError, ConfigError) as error:
         why = printable(str(error).partition("\n")[0])
         where = f"{file}: " if number is None else f"{file}: round {number}: "
         raise ConfigError(f"{where}not what a run writes ({why}); restore or delete it") from error

@@ -127,6 +127,20 @@ def test_a_damaged_log_of_requests_gives_an_error_of_one_line(
     assert f"{file}: round 20: not what a run writes" in err
 
 
+@pytest.mark.parametrize("name", ["local_steps", "num_segments"])
+def test_an_impossible_count_in_a_request_is_an_error_that_names_the_file(
+    name: str, run: Path, command: Command
+) -> None:
+    request = RoundRequest(20, (), 6, 64, 7, 7, 4, "one_f_one_b", (), (), ())
+    line = TypeAdapter(RoundRequest).dump_json(request)
+    line = line.replace(b'"%s":7' % name.encode(), b'"%s":0' % name.encode())
+    file = run / "requests.jsonl.gz"
+    file.write_bytes(gzip.compress(line + b"\n"))
+    status, _, err = command("report", run)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert f"{file}: round 20: not what a run writes ({name}=0: must be" in err
+
+
 @pytest.mark.parametrize(
     ("status", "cause"),
     [
