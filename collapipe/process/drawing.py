@@ -1,6 +1,7 @@
 """Draw pictures in one style, independent of a user's Matplotlib configuration, and save them."""
 
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -37,7 +38,10 @@ def save_plot(figure: Figure, file: Path) -> None:
     kind, picture = file.suffix.lower().removeprefix("."), BytesIO()
     replaced = file.exists()
     undated = {"Date": None} if kind == "svg" else None  # so that equal pictures are equal files
-    figure.savefig(picture, format=kind, dpi=160, metadata=undated)
+    with warnings.catch_warnings(record=True) as caught:  # such as letters that the font lacks
+        figure.savefig(picture, format=kind, dpi=160, metadata=undated)
+    for each in caught:
+        print(printable(f"note: {file}: {each.message}"), file=sys.stderr)
     replace(file, picture.getvalue(), PUBLIC)
     if replaced:
         print(printable(f"note: {file} was replaced"), file=sys.stderr)

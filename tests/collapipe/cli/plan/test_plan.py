@@ -549,6 +549,14 @@ def test_a_name_cannot_break_the_chart(command: Command, tmp_path: Path) -> None
     assert (status, err) == (0, "")
 
 
+def test_letters_without_a_glyph_are_noted_in_one_line(command: Command, tmp_path: Path) -> None:
+    chart = tmp_path / "chart.svg"
+    status, _, err = command(
+        written(tmp_path, INVENTORY.replace("jetson", "\u65e5")), "--plot", chart
+    )
+    assert (status, err.count("\n")) == (0, 1) and err.startswith(f"note: {chart}: Glyph 26085 ")
+
+
 def test_replacing_a_chart_is_said(command: Command, tmp_path: Path) -> None:
     (chart := tmp_path / "chart.svg").write_text("another picture")
     status, _, err = command(written(tmp_path, INVENTORY), "--plot", chart)
