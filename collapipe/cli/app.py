@@ -218,6 +218,8 @@ def trace(
     from collapipe.run_report.trace import draw, read_trace, write_trace
     from collapipe.runs.reading import latest_run
 
+    if plot and output:
+        raise click.UsageError("--output FILE and --plot FILE: give one of them")
     run_dir = run_dir or latest_run()
     trace = read_trace(run_dir, round_)
     file = plot or output or run_dir / f"trace-{trace.round}.json"

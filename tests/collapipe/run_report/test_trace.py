@@ -1,8 +1,10 @@
 """A trace shows when sending ends; the step of median length is drawn."""
 
 import gzip
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_run import made_lines
@@ -86,6 +88,11 @@ def test_the_error_for_a_missing_file_states_the_cause(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
     with pytest.raises(ConfigError, match="no round has finished yet"):
         read_trace(run, None)
+
+
+def test_a_picture_and_a_timeline_are_not_written_at_once(command: Callable[..., Any]) -> None:
+    status, _, err = command("trace", "--plot", "step.svg", "--output", "trace.json")
+    assert status == 2 and "--output FILE and --plot FILE" in err
 
 
 def test_the_step_of_median_length_is_drawn(slices: list[Event]) -> None:
