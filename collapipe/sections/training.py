@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from collapipe.errors import ConfigError
-from collapipe.sections.numbers import Count, CountFrom0, NotNegative, Positive, Share
+from collapipe.sections.numbers import Count, CountFrom0, MicroBatches, NotNegative, Positive, Share
 from collapipe.state import HopPrecision
 
 
@@ -33,7 +33,7 @@ class PipelineSettings:
     """How a cluster runs a batch."""
 
     num_segments: Count | None
-    num_micro_batches: Count
+    num_micro_batches: MicroBatches
     schedule: Literal["gpipe", "one_f_one_b", "auto"]
     dtype: Literal["float32", "float64"]
     threads: Count | None

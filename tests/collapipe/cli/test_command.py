@@ -57,6 +57,10 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["pipeline.num_segments=7", "cluster.num_devices=8"], "more than model.num_blocks=6"),
         (["pipeline.num_segments=4"], "more than cluster.num_devices=3"),
         (["pipeline.num_micro_batches=65"], "more than batch_size=64"),
+        (
+            ["pipeline.num_micro_batches=65537", "batch_size=65537"],
+            "pipeline.num_micro_batches=65537: must be at most 65536",
+        ),
         (["batch_size=0"], "batch_size=0: must be at least 1"),
         (["batch_size=2.5"], "batch_size=2.5: must be a whole number"),
         (["federation.rounds=-1"], "federation.rounds=-1: must be at least 1"),
