@@ -110,10 +110,10 @@ class Generator:
         """Return how many tokens may follow ``width`` tokens. Raises ``ConfigError``."""
         positions = getattr(self._model.config, "max_position_embeddings", None)
         if positions is not None and width + (new := self._most_new or 1) > positions:
-            raise ConfigError(
-                f"--max-new-tokens {new}: the model has {positions} positions, and the text before "
-                f"has {width} tokens; lower it, or shorten the text"
-            )
+            full = f"the model has {positions} positions, and the text before has {width} tokens"
+            if self._most_new is None:
+                raise ConfigError(f"{full}; shorten it, or begin a new conversation")
+            raise ConfigError(f"--max-new-tokens {new}: {full}; lower it, or shorten the text")
         return self._most_new or min(_ANSWER, _ANSWER if positions is None else positions - width)
 
 

@@ -130,7 +130,7 @@ def test_an_answer_without_a_limit_fills_the_models_remaining_positions(tmp_path
     generator, row = Generator(whole, TASK, WORDS, Decoding(None)), [5] * 54
     (found,) = generator.continued([row])
     assert found.text == WORDS.decode([anew(split, row, 6)[0]])[0]
-    with pytest.raises(ConfigError, match=r"^--max-new-tokens 1: .* 60 positions, .* 60 tokens"):
+    with pytest.raises(ConfigError, match=r"^the model has 60 positions, .* 60 tokens; shorten"):
         generator.continued([[5] * 60])
 
 
