@@ -126,6 +126,10 @@ def faults_of(where: object) -> Iterator[None]:
         raise ConfigError(f"{where}: {error}") from error
 
 
+WAY_OUT_AFTER_AGGREGATION = "lower optimizer.lr or server_optimizer.lr, or the noise"
+"""What to do if the averaged model is unusable."""
+
+
 def way_out_of_divergence(step: int) -> str:
     """Return what to do if a local ``step``, from 0, has a loss or gradient that is not finite."""
     if step:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from collapipe.data.folders import Lines
-from collapipe.errors import NonFiniteLossError
+from collapipe.errors import WAY_OUT_AFTER_AGGREGATION, NonFiniteLossError
 from collapipe.statistics import Statistics
 from collapipe.tasks.synthetic import sentences
 from collapipe.tasks.task import Score
@@ -120,7 +120,8 @@ class ContinuedText(TextTask):
             perplexity = math.exp(loss)
         except OverflowError as error:
             raise NonFiniteLossError(
-                f"the evaluation's loss is {loss:.6g}, its perplexity infinite; lower optimizer.lr"
+                f"the evaluation's loss is {loss:.6g}, its perplexity infinite; "
+                + WAY_OUT_AFTER_AGGREGATION
             ) from error
         how = f"context={self.max_length}:rows={statistics.rows}"
         accuracy = {"token accuracy": round(int(statistics.counts[0]) / statistics.tokens, 6)}

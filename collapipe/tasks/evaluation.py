@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from collapipe.errors import NonFiniteLossError
+from collapipe.errors import WAY_OUT_AFTER_AGGREGATION, NonFiniteLossError
 from collapipe.models.split import Head, SplitModel
 from collapipe.process import cancellation
 from collapipe.statistics import Statistics, exact_sum
@@ -179,7 +179,9 @@ class Evaluator:
             if isinstance(self._task, ContinuedText):
                 correct += correct_tokens(generated, batch.targets)
         if not all(map(math.isfinite, losses)):
-            raise NonFiniteLossError(f"the evaluation's loss is {sum(losses)}; lower optimizer.lr")
+            raise NonFiniteLossError(
+                f"the evaluation's loss is {sum(losses)}; {WAY_OUT_AFTER_AGGREGATION}"
+            )
         texts = self._examples.decode([predictions[row] for row in sorted(predictions)])
         counts = returned(
             self._task.count(texts, self._rows, self._labels),

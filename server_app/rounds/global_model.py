@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from collapipe.config import Settings
-from collapipe.errors import Called, NonFiniteLossError, unit_called
+from collapipe.errors import WAY_OUT_AFTER_AGGREGATION, Called, NonFiniteLossError, unit_called
 from collapipe.models.frozen import whole
 from collapipe.models.part import select
 from collapipe.models.split import EMBEDDING, HEAD, block_name
@@ -102,7 +102,7 @@ def _check_finite(model: Tensors, prefix: str) -> None:
     if (weight := not_finite(model)) is not None:
         raise NonFiniteLossError(
             f"{prefix} {weight} is NaN or infinite after the aggregation; "
-            "lower optimizer.lr or server_optimizer.lr"
+            + WAY_OUT_AFTER_AGGREGATION
         )
 
 
