@@ -5,6 +5,7 @@ import math
 import mmap
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _ALIGNMENT = 8
 _PART_BYTES = 2**23  # so that neither end needs memory for a second copy of a block
 _HEADER_BYTES = 2**20  # generous bound of a header: names and shapes
+MODEL_HEADER_BYTES = 2**23  # of one for the optimiser state of the deepest models
 NAME_BYTES = 512  # generous bound of a tensor's entry in the header
 _MOST_NAMES = _HEADER_BYTES // NAME_BYTES
 
@@ -63,13 +65,14 @@ def most_bytes(largest_tensor: int) -> int:
     return max(_PART_BYTES, largest_tensor) + _HEADER_BYTES
 
 
-def separated(data: bytes) -> Tensors:
-    """Return the tensors that ``joined`` encoded, in its order.
+def separated(data: bytes, most_header: int = _HEADER_BYTES) -> Tensors:
+    """Return the tensors that ``joined`` encoded, in its order. Their names and shapes may have
+    ``most_header`` bytes.
 
     Raises ``WireError`` for anything that ``joined`` never makes. An example is a header of many
     empty tensors, which would take far more memory than the message.
     """
-    tensors = _checked(data[:8], lambda: load(data))  # in arbitrary order
+    tensors = _checked(data[:8], most_header, lambda: load(data))  # in arbitrary order
     names = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return {name: tensors[name] for name in names if name in tensors}
 
@@ -77,7 +80,8 @@ def separated(data: bytes) -> Tensors:
 def read_part(file: Path) -> Tensors:
     """Read a file's tensors. Raises ``WireError`` as ``separated`` does."""
     with file.open("rb") as stream:
-        return _checked(stream.read(8), lambda: load_file(file, backend="pread"))
+        read = partial(load_file, file, backend="pread")
+        return _checked(stream.read(8), _HEADER_BYTES, read)
 
 
 def mapped_part(file: Path) -> Tensors:
@@ -101,10 +105,11 @@ def mapped_part(file: Path) -> Tensors:
     return {name: tensor(**each) for name, each in header.items()}
 
 
-def _checked(size: bytes, read: Callable[[], Tensors]) -> Tensors:
-    header = int.from_bytes(size, "little")
+def _checked(size: bytes, most_header: int, read: Callable[[], Tensors]) -> Tensors:
+    if (header := int.from_bytes(size, "little")) > most_header:
+        raise WireError(f"a header of {header:,} bytes, at most {most_header:,}")
     try:
-        tensors = read() if header <= _HEADER_BYTES else {}
+        tensors = read()
     except (SafetensorError, KeyError) as error:  # a type that torch lacks
         raise WireError(f"tensors cannot be read: {one_line(error)}") from error
     if header > NAME_BYTES * (1 + len(tensors)):

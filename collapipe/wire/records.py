@@ -38,7 +38,7 @@ from collapipe.wire.messages import (
     TrainRequest,
     UnitName,
 )
-from collapipe.wire.parts import pieces, separated
+from collapipe.wire.parts import MODEL_HEADER_BYTES, pieces, separated
 
 T = TypeVar("T")
 ROWS = "query.rows"  # message types, as Flower addresses them
@@ -200,7 +200,7 @@ def unpack_tensors(record: ArrayRecord) -> Tensors:
     """
     if [*record] != [_JOINED]:
         raise WireError(f"arrays {sorted(record)[:5]} instead of one, {_JOINED!r}")
-    return separated(record[_JOINED].data)
+    return separated(record[_JOINED].data, MODEL_HEADER_BYTES)
 
 
 def keep_stage(

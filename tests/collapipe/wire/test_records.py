@@ -51,6 +51,13 @@ def test_a_record_is_one_array_whose_tensors_keep_their_order() -> None:
     assert list(records.unpack_tensors(record)) == list(tensors)
 
 
+def test_a_record_holds_the_optimiser_state_of_the_deepest_models() -> None:
+    """Three tensors for each of 12 weights in 512 blocks."""
+    tensors = {f"blocks.{k}.self_attn.out_proj.exp_avg_sq": torch.zeros(1) for k in range(20_000)}
+    state = records.pack_tensors(tensors)
+    assert records.unpack_tensors(state).keys() == tensors.keys()
+
+
 def test_replies_failures_and_states_are_unpacked_unchanged() -> None:
     report = ClusterReport(1, (2.5, 1.5), 12, 99, {"forward": 0.5}, 10, 20)
     state = ClusterState(1, (DEVICE,), 5, Uplink(0.5, 10.0, 1e6, 2e6, (0.9, 0.8)))
