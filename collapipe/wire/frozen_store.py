@@ -91,9 +91,10 @@ class FrozenStore:
         Raises ``ConfigError`` if the folder cannot be written.
         """
         name = digest(tensors)
-        if (file := self._file(name)).exists():
-            return name
+        file = self._file(name)
         try:
+            if file.exists():
+                return name
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room(file.parent, sum(each.nbytes for each in tensors.values()))
             with replacing(file) as partial:
