@@ -114,7 +114,7 @@ class Channels:
         self._dialer = dialer
         self._open: dict[tuple[DeviceAddress, str], tuple[grpc.Channel, bytes | None]] = {}
         self._routes = dict[DeviceAddress, DataRoute]()
-        self._kept = dict[tuple[DeviceAddress, str], FrameStream]()  # not in use
+        self._idle = dict[tuple[DeviceAddress, str], FrameStream]()
 
     def __enter__(self) -> "Channels":
         return self
@@ -155,13 +155,14 @@ class Channels:
                     raise
             kept, dialer = False, replace(self._dialer, timeout_s=left_s)
 
-    def keep(self, device: DeviceAddress, method: str, stream: FrameStream) -> None:
-        """Keep an open stream for the next ``kept``."""
-        self._kept[device, method] = stream
+    def keep_idle(self, device: DeviceAddress, method: str, stream: FrameStream) -> None:
+        """Store an open stream that nobody uses now."""
+        self._idle[device, method] = stream
 
-    def kept(self, device: DeviceAddress, method: str) -> FrameStream | None:
-        """Return a kept stream, which is forgotten; None without one that may be used."""
-        stream = self._kept.pop((device, method), None)
+    def take_idle(self, device: DeviceAddress, method: str) -> FrameStream | None:
+        """Remove the stored stream and return it; None if there is none, or either end's
+        certificate is no longer valid, which closes it."""
+        stream = self._idle.pop((device, method), None)
         if stream is None or self._is_valid(device, method):
             return stream
         stream.close()
@@ -198,7 +199,7 @@ class Channels:
         return self._open[key][0]
 
     def _is_valid(self, device: DeviceAddress, method: str) -> bool:
-        """Whether neither end of a channel is revoked or has expired."""
+        """Whether the certificates of both ends of a channel are valid, as far as known."""
         own, (_, shown) = self._dialer.credentials, self._open.get((device, method), (None, None))
         if own is None or shown is None:
             return True

@@ -1,6 +1,7 @@
 """The devices of a cluster, and the control unit's connection to each: commands, answers and signs
 of life."""
 
+import math
 import queue
 import threading
 import time
@@ -19,7 +20,7 @@ from collapipe.errors import (
     one_line,
 )
 from collapipe.plan import ClusterPlan
-from collapipe.wire.channels import CONNECT_S, Channels, Dialer
+from collapipe.wire.channels import Channels, Dialer
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.grpc_errors import reason
@@ -38,6 +39,7 @@ from pipeline.devices.messages import (
 
 _FEW_BYTES = 2**20  # limit of an answer, and of a hop's frame before any activation was sent
 SILENT_S = 5.0  # a device is lost after this time without a sign of life
+_ANSWER_S = 2.0  # between rounds; a stream without an answer ends, and the device is dialled again
 _MOST_ANSWERS = 64  # limit of answers that were not requested
 _ANSWERS = FrameKind.WANTED, FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK
 OnPart = Callable[[str, Frame], None]
@@ -110,7 +112,8 @@ class DeviceConnection:
         self.progress = Frame(FrameKind.ALIVE, 0, 0, 0), 0  # its step, and its finished actions
         self.built, self.built_s = -1, 0.0  # the last epoch with all weights, and since when
         self._answers: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
-        self.control = self._kept(part_bytes) or self._opened(
+        self._released_by_s = math.inf  # when the device must have released its segment
+        self.control = self._idle_stream(part_bytes) or self._opened(
             CONTROL, part_bytes, threading.Event()
         )
         threading.Thread(target=self._listen, daemon=True, name=f"hear {device.name}").start()
@@ -120,9 +123,12 @@ class DeviceConnection:
         self.control.close()
 
     def release(self) -> None:
-        """Have the device release its segment; then ``channels`` keep the stream for the next
-        round, unless the device serves another caller before."""
-        self.control.send(Frame(FrameKind.RELEASE, 0, 0, 0))
+        """Have the device release its segment. If it answers in time, ``channels`` keep the control
+        stream for the next round; else the stream ends."""
+        self._released_by_s = time.monotonic() + _ANSWER_S
+        self.control.drop_parts()
+        # after a part that is under way, which would end the device's idle time
+        self.control.send_later(lambda: Frame(FrameKind.RELEASE, 0, 0, 0))
 
     def drop(self) -> None:
         """End all streams, and close the channels: the device is lost."""
@@ -178,12 +184,13 @@ class DeviceConnection:
         except LinkError as error:
             raise StageError(self.name, str(error)) from error
 
-    def _kept(self, part_bytes: int) -> FrameStream | None:
-        """Return the stream of the last round, if the device answers there."""
-        if (stream := self._channels.kept(self._device, CONTROL)) is None:
+    def _idle_stream(self, part_bytes: int) -> FrameStream | None:
+        """Return the control stream of an earlier round if the device still answers there."""
+        if (stream := self._channels.take_idle(self._device, CONTROL)) is None:
             return None
-        stream.max_bytes, until_s = part_bytes, time.monotonic() + CONNECT_S
+        stream.max_bytes = part_bytes
         stream.send(Frame(FrameKind.CLOCK, 0, 0, 0))
+        until_s = time.monotonic() + _ANSWER_S
         with suppress(LinkError, WireError, queue.Empty):
             while (left_s := until_s - time.monotonic()) > 0:
                 if stream.receive(left_s).kind == FrameKind.CLOCK:
@@ -193,17 +200,31 @@ class DeviceConnection:
 
     def _listen(self) -> None:
         try:
-            while (frame := self.control.receive()).kind != FrameKind.RELEASE:
+            while not self._is_released(frame := self._received()):
                 self._handle(frame)
                 self._arrived.set()
-            self._channels.keep(self._device, CONTROL, self.control)
         except OSError as error:
             self.broken = StorageError(f"cannot write copies of blocks: {error}; free disk space")
         except CollaPipeError as error:
             self.broken = error
         except Exception as error:  # invalid frames make the device count as lost
             self.broken = WireError(one_line(error))
+        if self.broken is None:
+            self._channels.keep_idle(self._device, CONTROL, self.control)
+        else:
+            self.control.close()
         self._arrived.set()
+
+    def _received(self) -> Frame:
+        """Return the next frame. Raises ``WireError`` if the device does not release its segment in
+        time."""
+        while time.monotonic() < self._released_by_s:
+            with suppress(queue.Empty):
+                return self.control.receive(_ANSWER_S)
+        raise WireError(f"{self.name} has not released its segment within {_ANSWER_S:g} s")
+
+    def _is_released(self, frame: Frame) -> bool:
+        return frame.kind == FrameKind.RELEASE and self._released_by_s < math.inf
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind == FrameKind.CLOCK:

@@ -123,7 +123,8 @@ def _connect(placed: Placement, sessions: Mapping[str, str]) -> None:
         return Side(dict(enumerate(streams)), segment.device_rows)
 
     segments = placed.plan.segments
-    with ThreadPoolExecutor(min(2, len(segments))) as pool:  # one thread for one device
+    # a single segment's streams share its devices' channels, which only one thread may open
+    with ThreadPoolExecutor(min(2, len(segments))) as pool:
         outer = segments[0], segments[-1]
         placed.front, placed.back = pool.map(side, outer, (BEFORE, BEHIND))
     for pair in pairs(placed.plan) if placed.cluster.relay else ():

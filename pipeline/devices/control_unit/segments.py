@@ -89,7 +89,10 @@ class RemoteSegments:
     def __exit__(self, fault: type[BaseException] | None = None, *_: object) -> None:
         self._placed.close_hops()
         for connection in self._placed.connections.values():
-            connection.release() if fault is None else connection.close()
+            if fault is None:
+                connection.release()
+            else:
+                connection.close()
         self._replica.close()
 
     def run(self, embedding: FirstStage, head: LastStage, key: DropoutKey, shapes: Shapes) -> None:
@@ -163,7 +166,7 @@ class RemoteSegments:
         return {key: each for key, each in self._state() if "/" in key}
 
     def forget(self) -> None:
-        """Do nothing: devices release their segments when their streams end."""
+        """Do nothing: devices release their segments when the context ends."""
 
     def collect(self) -> None:
         """Wait until the replica has all blocks after the last step. Then links are idle, and the

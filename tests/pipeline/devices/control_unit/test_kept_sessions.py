@@ -56,9 +56,9 @@ def soon(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def once_idle(sessions: list[Session]) -> None:
-    """Wait until the devices have released their segments."""
-    soon(lambda: all(each.idle for each in sessions))
+def once_idle(kept: Channels, sessions: list[Session]) -> None:
+    """Wait until the devices have released their segments, and all their streams are kept."""
+    soon(lambda: all(each.idle for each in sessions) and len(kept._idle) == len(sessions))
 
 
 def test_a_second_round_continues_in_the_sessions_of_the_first(
@@ -67,7 +67,7 @@ def test_a_second_round_continues_in_the_sessions_of_the_first(
     work = Work()
     with daemons(3) as there:
         first = work.remote(PLAN, there, kept=kept)
-        once_idle(sessions)
+        once_idle(kept, sessions)
         assert all(each.held is None for each in sessions)
         status = ask_status(INSECURE, DeviceAddress(NAMES[0], there[0].address))
         assert (status.busy, status.unit) == (False, None) and status.flops_per_s
@@ -81,7 +81,7 @@ def test_another_control_unit_takes_devices_between_rounds(
     work = Work()
     with daemons(3) as there:
         first = work.remote(PLAN, there, kept=kept)
-        once_idle(sessions)
+        once_idle(kept, sessions)
         assert work.remote(PLAN, there).equals(first)
         soon(lambda: all(each.control.over for each in sessions[:3]))
         assert work.remote(PLAN, there, kept=kept).equals(first)
@@ -93,13 +93,13 @@ def test_no_caller_takes_a_device_once_a_round_has_begun(
 ) -> None:
     with daemons(1) as there, Channels(INSECURE) as other:
         Work().remote(plan_of(NAMES[:1], (4,)), there, kept=kept)
-        once_idle(sessions)
+        once_idle(kept, sessions)
         device, arrived = DeviceAddress(NAMES[0], there[0].address), threading.Event()
         again = DeviceConnection(device, kept, arrived, lambda *_: None, part_bytes=77)
         assert again.control.max_bytes == 77
         with pytest.raises(BusyLinkError, match="works for another control unit"):
             other.stream(device, CONTROL, 2**20, arrived)
-        assert not again.control.over and kept.kept(device, CONTROL) is None
+        assert not again.control.over and kept.take_idle(device, CONTROL) is None
         again.close()
     assert len(sessions) == 1
 
@@ -117,8 +117,8 @@ def test_a_device_that_does_not_answer_in_its_session_is_dialled_again(
 
     with daemons(3) as there:
         first = work.remote(PLAN, there, kept=kept)
-        once_idle(sessions)
-        monkeypatch.setattr(connection, "CONNECT_S", 0.2)
+        once_idle(kept, sessions)
+        monkeypatch.setattr(connection, "_ANSWER_S", 0.2)
         monkeypatch.setattr(Session, "_send_time", silent)
         assert work.remote(PLAN, there, kept=kept).equals(first)
     assert len(sessions) == 6
@@ -129,8 +129,81 @@ def test_a_round_that_fails_keeps_no_session(kept: Channels, sessions: list[Sess
         with pytest.raises(ZeroDivisionError), Work().segments(PLAN, there, kept=kept):
             raise ZeroDivisionError
         for name, each in zip(NAMES, there, strict=True):
-            assert kept.kept(DeviceAddress(name, each.address), CONTROL) is None
+            assert kept.take_idle(DeviceAddress(name, each.address), CONTROL) is None
     assert len(sessions) == 3 and not any(each.idle for each in sessions)
+
+
+@pytest.fixture
+def connected(
+    kept: Channels, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[DeviceConnection, Session]]:
+    """Both ends of a control stream. The control unit cannot store parts."""
+    monkeypatch.setattr(connection, "_ANSWER_S", 0.1)
+
+    def full(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    with daemons(1) as (daemon,):
+        device = DeviceAddress(NAMES[0], daemon.address)
+        made = DeviceConnection(device, kept, threading.Event(), full, part_bytes=2**20)
+        soon(lambda: bool(sessions))
+        yield made, sessions[0]
+        made.close()
+
+
+def no_answer(own: DeviceConnection, other: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "_end_round", lambda *_: None)
+    own.release()
+
+
+def unrequested_answer(own: DeviceConnection, other: Session, _: object) -> None:
+    other.control.send(RELEASE)
+
+
+def unstored_part(own: DeviceConnection, other: Session, _: object) -> None:
+    other.control.send(Frame(FrameKind.PART, 0, 0, 0))
+    soon(lambda: own.broken is not None)
+    own.release()
+
+
+@pytest.mark.parametrize("fault", [no_answer, unrequested_answer, unstored_part])
+def test_a_stream_is_not_kept_after(
+    kept: Channels,
+    connected: tuple[DeviceConnection, Session],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[DeviceConnection, Session, pytest.MonkeyPatch], None],
+) -> None:
+    """The device would stay busy."""
+    own, other = connected
+    fault(own, other, monkeypatch)
+    soon(lambda: own.control.over and other.control.over)
+    assert own.broken is not None and kept.take_idle(own._device, CONTROL) is None
+
+
+def test_a_part_under_way_arrives_before_the_command_to_release(
+    connected: tuple[DeviceConnection, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it, it would end the idle time of the device, which would be busy for all others."""
+    (own, _), part = connected, Frame(FrameKind.PART, 0, 0, 0, (torch.zeros(2**15),))
+    kinds, obey, released = list[FrameKind](), Session._obey, threading.Event()
+
+    def noted(self: Session, frame: Frame) -> None:
+        obey(self, frame)
+        kinds.append(frame.kind)
+
+    def made() -> Frame:
+        released.wait(30)
+        return part
+
+    monkeypatch.setattr(Session, "_obey", noted)
+    monkeypatch.setattr(connection, "_ANSWER_S", 30.0)
+    own.control.send_later(made)
+    own.control.send_later(lambda: part)
+    soon(lambda: own.control._outbox.sizes() == (0, 0) and len(own.control._outbox._parts) == 1)
+    own.release()
+    released.set()
+    soon(lambda: {*kinds} == {FrameKind.PART, FrameKind.RELEASE})
+    assert kinds == [FrameKind.PART, FrameKind.RELEASE]
 
 
 @pytest.mark.parametrize("revoked", ["jetson", "boss"])
@@ -144,10 +217,11 @@ def test_a_kept_stream_of_a_revoked_member_ends(tmp_path: Path, revoked: str) ->
         device = DeviceAddress("jetson", daemon.address)
         for expected in (True, False):
             stream = channels.stream(device, CONTROL, 2**20, threading.Event())
-            channels.keep(device, CONTROL, stream)
+            channels.keep_idle(device, CONTROL, stream)
             if not expected:
                 cluster.revoke(members[revoked].member)
-            assert (channels.kept(device, CONTROL) is stream) == expected == (not stream.over)
+            taken = channels.take_idle(device, CONTROL)
+            assert (taken is stream) == expected == (not stream.over)
             stream.close()
             soon(lambda: daemon._session is None)
 
