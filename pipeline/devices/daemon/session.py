@@ -77,20 +77,20 @@ class Session:
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Run until the control unit ends the stream or is lost, or the daemon leaves."""
+        """Run until the control unit ends the stream, is lost or displaced, or the daemon
+        leaves."""
         keep_to_threads()
         done = threading.Event()
         try:
             threading.Thread(target=self._signs_of_life, args=(done,), daemon=True).start()
             while True:
-                self._wait(self._may_obey, interruptible=False)
+                self._wait(lambda: self._displaced or self._may_obey(), interruptible=False)
                 self._set_idle(False)
                 self._obey(self.control.receive(0))
         except (LinkError, WireError) as error:
             _log.info("%s", error)
         except Interrupted:
-            serves = "serves another caller" if self._displaced else "is leaving"
-            self._report(LinkError(f"this device {serves}"), self._loaded)
+            self._report(LinkError("this device is leaving"), self._loaded)
         finally:
             done.set()
             self._release()  # at once, because the next session needs the memory
@@ -313,10 +313,10 @@ class Session:
 
     def _set_idle(self, idle: bool) -> None:
         """Begin or end the time in which another caller may displace this session. Raises
-        ``Interrupted`` if one did."""
+        ``LinkError`` if one did."""
         with self._changing:
             if self._displaced:
-                raise Interrupted
+                raise LinkError(f"{self.control.peer}: another caller takes this device")
             self.idle = idle
 
     def _send_parts(self, frame: Frame) -> None:
@@ -360,7 +360,7 @@ class Session:
     def _wait(self, condition: Callable[[], bool], interruptible: bool = True) -> None:
         while not condition():
             self.arrived.clear()
-            if self.leaving.is_set() or self._displaced:
+            if self.leaving.is_set():
                 raise Interrupted
             if interruptible:
                 self._take_parts()

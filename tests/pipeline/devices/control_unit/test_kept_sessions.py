@@ -19,6 +19,7 @@ from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit import connection
 from pipeline.devices.control_unit.connection import DeviceConnection, ask_status
+from pipeline.devices.daemon import server
 from pipeline.devices.daemon import session as daemon_session
 from pipeline.devices.daemon.server import Daemon, DeviceSettings
 from pipeline.devices.daemon.session import Session
@@ -240,6 +241,20 @@ def test_a_displaced_session_obeys_no_command_that_has_already_arrived() -> None
     assert own.displace()
     own.run()
     assert control.over and len(control._incoming) == 1
+
+
+def test_a_daemon_serves_no_other_caller_before_a_displaced_session_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A caller that reads nothing could keep any number of sessions, and their memory."""
+    monkeypatch.setattr(server, "_GOODBYE_S", 0.01)
+    control = FrameStream("the control unit", 2**20)
+    with daemons(1) as (daemon,), Channels(INSECURE) as channels:
+        daemon._session = stuck = idle_session(control)
+        device = DeviceAddress(NAMES[0], daemon.address)
+        with pytest.raises(BusyLinkError):
+            channels.stream(device, CONTROL, 2**20, threading.Event())
+        assert daemon._session is stuck and stuck._displaced
 
 
 def test_a_busy_session_is_not_displaced() -> None:
