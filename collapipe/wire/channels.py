@@ -160,8 +160,8 @@ class Channels:
         self._idle[device, method] = stream
 
     def take_idle(self, device: DeviceAddress, method: str) -> FrameStream | None:
-        """Remove the stored stream and return it; None if there is none, or either end's
-        certificate is no longer valid, which closes it."""
+        """Return the stored stream, and store it no longer. None without one; one whose ends are
+        not both valid is closed."""
         stream = self._idle.pop((device, method), None)
         if stream is None or self._is_valid(device, method):
             return stream

@@ -127,7 +127,7 @@ class DeviceConnection:
         stream for the next round; else the stream ends."""
         self._released_by_s = time.monotonic() + _ANSWER_S
         self.control.drop_parts()
-        # after a part that is under way, which would end the device's idle time
+        # after a part that is under way, with which the device would count as busy again
         self.control.send_later(lambda: Frame(FrameKind.RELEASE, 0, 0, 0))
 
     def drop(self) -> None:

@@ -82,7 +82,7 @@ class Daemon:
         self._session: Session | None = None
         self._most = int(min(settings.memory_bytes / FRAME_SHARE, _MOST_FRAME_BYTES))
         self._work: threading.Thread | None = None
-        self._ended = threading.Condition()  # a session
+        self._session_ended = threading.Condition()
         self._leaving = threading.Event()
         self._threads = futures.ThreadPoolExecutor(_STREAMS, thread_name_prefix="serve")
         self._server = grpc.server(
@@ -202,9 +202,9 @@ class Daemon:
     def _occupied(self, session: Session, context: grpc.ServicerContext) -> Iterator[None]:
         """Reserve the daemon for this session, and end an idle one before; abort the call while
         another one is in use."""
-        with self._ended:
+        with self._session_ended:
             if (idle := self._session) is not None and idle.displace():
-                self._ended.wait_for(lambda: self._session is not idle, _GOODBYE_S)
+                self._session_ended.wait_for(lambda: self._session is not idle, _GOODBYE_S)
             if (taken := self._session) is None:
                 self._session = session
         if taken is not None:
@@ -217,9 +217,9 @@ class Daemon:
         try:
             yield
         finally:
-            with self._ended:
+            with self._session_ended:
                 self._session = None
-                self._ended.notify_all()
+                self._session_ended.notify_all()
 
     def _hold(self, description: SegmentDescription, earlier: HeldSegment | None) -> HeldSegment:
         own = self._settings
