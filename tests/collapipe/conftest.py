@@ -1,13 +1,18 @@
 """Fixture that runs the command line in this process."""
 
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+import typer.main
 
 from collapipe.cli.app import main
 from server_app.records import shard_picture
+
+# typer builds all commands, which takes longer than to read one
+_command_of = functools.cache(typer.main.get_command)
 
 
 @pytest.fixture
@@ -19,6 +24,7 @@ def command(
     Runs draw no picture of their shards, as in ``federated.train``.
     """
     monkeypatch.setattr(shard_picture, "draw", lambda *arguments: arguments[-1].touch())
+    monkeypatch.setattr(typer.main, "get_command", _command_of)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level  # some commands configure logging
 
