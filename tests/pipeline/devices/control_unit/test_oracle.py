@@ -12,7 +12,6 @@ from collapipe.tensors import Batch
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.phase_timer import PhaseTimer
-from tests.torch_pipelining import rival
 
 CUT, M, RATE = (1, 2), 2, 1.0
 
@@ -29,6 +28,8 @@ def work() -> Work:
 @pytest.mark.thorough  # torch's pipelining takes ten seconds to import
 def test_gradients_equal_those_of_torch_pipelining() -> None:
     """An SGD step with learning rate 1 subtracts the gradient."""
+    from tests.torch_pipelining import rival
+
     made, plan = work(), plan_of([device_name(k) for k in range(2)], CUT, M)
     embedding, _, part = made.parts()
     head = LocalHead(part)
