@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from run_files import rounds_of
 
 from collapipe import __version__
-from collapipe.cli.device import measure, survey, trial_round
+from collapipe.cli.device import measure, survey, trial_round, trial_run
 from collapipe.cli.device.hop_times import Trip
 from collapipe.cli.device.measure import Measuring
 from collapipe.cli.device.survey import SurveyedDevice, ask_all
@@ -40,7 +40,7 @@ from pipeline.devices.daemon.server import Daemon
 
 Command = Callable[..., tuple[int, str, str]]
 SIZES = """\
-batch_size: 256 # of a box
+batch_size: 64 # of a box
 model: {name: dates_transformer, num_blocks: 4, tokens: 12}
 """
 DEVICE = """\
@@ -56,6 +56,7 @@ DEVICE = """\
 def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_FEWEST", 2)
     monkeypatch.setattr(measure, "_MOST", 2)
+    monkeypatch.setattr(trial_run, "_MOST_STEPS", 2)
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_devices_are_checked_measured_planned_and_trained_on(
         with pytest.raises(ConfigError, match="another model"):
             run(tmp_path / "refused", *options)
         options_of_run = (*TINY, *options, "batch_size=64")  # a larger batch is easier to time
-        status, *_ = command("device", "measure", file, *options_of_run, "--write")
+        status, *_ = command("device", "measure", file, *options_of_run, "--repeats", 3, "--write")
         assert status == 0
         assert run(tmp_path / "run", *options, "batch_size=64", "federation.rounds=1")
         (step,) = json.loads(step_file(file).read_text())["steps"]
