@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from collapipe.cli.resume import resume_run
 from collapipe.cli.run import run_job
 from collapipe.errors import ConfigError
+from collapipe.flower.commands import Flower
 from collapipe.process import folders as temporary
 
 TWO_NODES = (*TINY, "federation.num_units=2", "model.dropout=0.1", "optimizer.decay=constant")
@@ -23,8 +25,13 @@ TWO_NODES += ("federation.checkpoint_every=1", "compression=int4", "compression.
 def test_a_simulation_resumed_in_one_process_equals_a_run_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Units of the simulation keep their state in files, which are removed when it ends."""
-    remove, kept = shutil.rmtree, list[Path]()
+    """Units of the simulation keep their state in files, which are removed when it ends. Ray uses
+    one core, else it would start a process per core, each of which imports torch."""
+    remove, kept, submit = shutil.rmtree, list[Path](), Flower.submit
+
+    def on_one_core(flower: Flower, *arguments: Any) -> str:
+        *others, nodes = arguments
+        return submit(flower, *others, f"{nodes} init-args-num-cpus=1")
 
     def removed(folder: Path, **options: bool) -> None:
         found = [*Path(folder).glob("kept/*")]
@@ -32,6 +39,7 @@ def test_a_simulation_resumed_in_one_process_equals_a_run_in_one_process(
         kept.extend(found)
         remove(folder, **options)
 
+    monkeypatch.setattr(Flower, "submit", on_one_core)
     monkeypatch.setattr(temporary, "shutil", SimpleNamespace(rmtree=removed))
     local, simulated = tmp_path / "local", tmp_path / "simulated"
     run_job([*TWO_NODES, "federation.rounds=3", f"hydra.run.dir={local}"])
