@@ -46,8 +46,10 @@ def run_simulation(app_dir: Path, settings: Settings, resume: str | None = None)
     Raises ``CollaPipeError`` if Flower cannot be started, refuses the app, or is ended from
     outside. Raises ``KeyboardInterrupt`` after an interrupt and a clean-up of about 6 s.
     """
-    units = f"num-supernodes={settings.federation.num_units}"
-    nodes = f"{units} client-resources-num-cpus=1"  # cores that Ray reserves
+    units = settings.federation.num_units
+    nodes = f"num-supernodes={units} client-resources-num-cpus=1"  # cores that Ray reserves
+    # Ray would start a process for each core, even of those without a unit
+    nodes += f" init-args-num-cpus={min(units, os.cpu_count() or 1)}"
     with _site() as flower, _super_link(flower):
         return flower.wait(
             flower.submit(app_dir, settings.text, resume, "--federation-config", nodes)
