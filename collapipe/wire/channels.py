@@ -114,7 +114,6 @@ class Channels:
         self._dialer = dialer
         self._open: dict[tuple[DeviceAddress, str], tuple[grpc.Channel, bytes | None]] = {}
         self._routes = dict[DeviceAddress, DataRoute]()
-        self._idle = dict[tuple[DeviceAddress, str], FrameStream]()
 
     def __enter__(self) -> "Channels":
         return self
@@ -155,19 +154,6 @@ class Channels:
                     raise
             kept, dialer = False, replace(self._dialer, timeout_s=left_s)
 
-    def keep_idle(self, device: DeviceAddress, method: str, stream: FrameStream) -> None:
-        """Store an open stream that nobody uses now."""
-        self._idle[device, method] = stream
-
-    def take_idle(self, device: DeviceAddress, method: str) -> FrameStream | None:
-        """Return the stored stream, and store it no longer. None without one; one whose ends are
-        not both valid is closed."""
-        stream = self._idle.pop((device, method), None)
-        if stream is None or self._is_valid(device, method):
-            return stream
-        stream.close()
-        return None
-
     def drop(self, device: DeviceAddress) -> None:
         """Close all channels to a device, and end their streams."""
         for known, method in [*self._open]:
@@ -192,21 +178,16 @@ class Channels:
 
     def _channel(self, device: DeviceAddress, method: str, dialer: Dialer) -> grpc.Channel:
         key = device, method
-        if key in self._open and not self._is_valid(device, method):
-            self._forget(device, method)
-        if key not in self._open:
-            self._open[key] = dialer.pinned(device.name, device.address)
+        if key in self._open:
+            channel, certificate = self._open[key]
+            try:
+                if dialer.credentials is not None and certificate is not None:
+                    dialer.credentials.check(certificate)
+                return channel
+            except WireError:  # revoked or expired
+                self._forget(device, method)
+        self._open[key] = dialer.pinned(device.name, device.address)
         return self._open[key][0]
-
-    def _is_valid(self, device: DeviceAddress, method: str) -> bool:
-        """Whether the certificates of both ends of a channel are valid, as far as known."""
-        own, (_, shown) = self._dialer.credentials, self._open.get((device, method), (None, None))
-        if own is None or shown is None:
-            return True
-        try:
-            return bool(own.check(own.certificate) and own.check(shown))
-        except WireError:
-            return False
 
 
 def open_stream(

@@ -78,7 +78,6 @@ class FrameKind(IntEnum):
     # In both directions
     PART = 7  # tensors of a block as safetensors, after their header as JSON
     CLOCK = 16  # ask for the time; in the answer the sender's clock, in seconds
-    RELEASE = 5  # the round is over: release the segment; the answer says that it is done
 
 
 @dataclass(frozen=True, slots=True)

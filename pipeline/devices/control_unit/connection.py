@@ -1,12 +1,10 @@
 """The devices of a cluster, and the control unit's connection to each: commands, answers and signs
 of life."""
 
-import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import grpc
@@ -39,7 +37,6 @@ from pipeline.devices.messages import (
 
 _FEW_BYTES = 2**20  # limit of an answer, and of a hop's frame before any activation was sent
 SILENT_S = 5.0  # a device is lost after this time without a sign of life
-_ANSWER_S = 2.0  # between rounds; a stream without an answer ends, and the device is dialled again
 _MOST_ANSWERS = 64  # limit of answers that were not requested
 _ANSWERS = FrameKind.WANTED, FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK
 OnPart = Callable[[str, Frame], None]
@@ -112,23 +109,12 @@ class DeviceConnection:
         self.progress = Frame(FrameKind.ALIVE, 0, 0, 0), 0  # its step, and its finished actions
         self.built, self.built_s = -1, 0.0  # the last epoch with all weights, and since when
         self._answers: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
-        self._released_by_s = math.inf  # when the device must have released its segment
-        self.control = self._idle_stream(part_bytes) or self._opened(
-            CONTROL, part_bytes, threading.Event()
-        )
+        self.control = self._opened(CONTROL, part_bytes, threading.Event())
         threading.Thread(target=self._listen, daemon=True, name=f"hear {device.name}").start()
 
     def close(self) -> None:
         """End the control stream; the owner of hops ends those."""
         self.control.close()
-
-    def release(self) -> None:
-        """Have the device release its segment. If it answers in time, ``channels`` keep the control
-        stream for the next round; else the stream ends."""
-        self._released_by_s = time.monotonic() + _ANSWER_S
-        self.control.drop_parts()
-        # after a part that is under way, with which the device would count as busy again
-        self.control.send_later(lambda: Frame(FrameKind.RELEASE, 0, 0, 0))
 
     def drop(self) -> None:
         """End all streams, and close the channels: the device is lost."""
@@ -184,24 +170,10 @@ class DeviceConnection:
         except LinkError as error:
             raise StageError(self.name, str(error)) from error
 
-    def _idle_stream(self, part_bytes: int) -> FrameStream | None:
-        """Return the control stream of an earlier round if the device still answers there."""
-        if (stream := self._channels.take_idle(self._device, CONTROL)) is None:
-            return None
-        stream.max_bytes = part_bytes
-        stream.send(Frame(FrameKind.CLOCK, 0, 0, 0))
-        until_s = time.monotonic() + _ANSWER_S
-        with suppress(LinkError, WireError, queue.Empty):
-            while (left_s := until_s - time.monotonic()) > 0:
-                if stream.receive(left_s).kind == FrameKind.CLOCK:
-                    return stream
-        stream.close()
-        return None
-
     def _listen(self) -> None:
         try:
-            while not self._is_released(frame := self._received()):
-                self._handle(frame)
+            while True:
+                self._handle(self.control.receive())
                 self._arrived.set()
         except OSError as error:
             self.broken = StorageError(f"cannot write copies of blocks: {error}; free disk space")
@@ -209,22 +181,7 @@ class DeviceConnection:
             self.broken = error
         except Exception as error:  # invalid frames make the device count as lost
             self.broken = WireError(one_line(error))
-        if self.broken is None:
-            self._channels.keep_idle(self._device, CONTROL, self.control)
-        else:
-            self.control.close()
         self._arrived.set()
-
-    def _received(self) -> Frame:
-        """Return the next frame. Raises ``WireError`` if the device does not release its segment in
-        time."""
-        while time.monotonic() < self._released_by_s:
-            with suppress(queue.Empty):
-                return self.control.receive(_ANSWER_S)
-        raise WireError(f"{self.name} has not released its segment within {_ANSWER_S:g} s")
-
-    def _is_released(self, frame: Frame) -> bool:
-        return frame.kind == FrameKind.RELEASE and self._released_by_s < math.inf
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind == FrameKind.CLOCK:

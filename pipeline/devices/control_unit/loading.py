@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from collapipe.errors import StageError, WireError
@@ -114,8 +113,8 @@ def _connect(placed: Placement, sessions: Mapping[str, str]) -> None:
     and those between devices whose tensors pass the control unit."""
 
     def opened(device: str, name: str) -> FrameStream:
-        placed.hops.append(stream := placed.connections[device].hop(sessions[device], name))
-        return stream
+        placed.hops.append(placed.connections[device].hop(sessions[device], name))
+        return placed.hops[-1]
 
     def side(segment: SegmentPlan, place: str) -> Side:
         name = neighbour_name(place, 0)
@@ -123,10 +122,7 @@ def _connect(placed: Placement, sessions: Mapping[str, str]) -> None:
         return Side(dict(enumerate(streams)), segment.device_rows)
 
     segments = placed.plan.segments
-    # a single segment's streams share its devices' channels, which only one thread may open
-    with ThreadPoolExecutor(min(2, len(segments))) as pool:
-        outer = segments[0], segments[-1]
-        placed.front, placed.back = pool.map(side, outer, (BEFORE, BEHIND))
+    placed.front, placed.back = side(segments[0], BEFORE), side(segments[-1], BEHIND)
     for pair in pairs(placed.plan) if placed.cluster.relay else ():
         ends = opened(pair.first, pair.name_of_second), opened(pair.second, pair.name_of_first)
         for stream in ends:

@@ -81,18 +81,15 @@ class RemoteSegments:
         try:
             self._replica.open()
             self._recovering(self._gather)
-        except BaseException as error:
-            self.__exit__(type(error))
+        except BaseException:
+            self.__exit__()
             raise
         return self
 
-    def __exit__(self, fault: type[BaseException] | None = None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._placed.close_hops()
         for connection in self._placed.connections.values():
-            if fault is None:
-                connection.release()
-            else:
-                connection.close()
+            connection.close()
         self._replica.close()
 
     def run(self, embedding: FirstStage, head: LastStage, key: DropoutKey, shapes: Shapes) -> None:
@@ -166,7 +163,7 @@ class RemoteSegments:
         return {key: each for key, each in self._state() if "/" in key}
 
     def forget(self) -> None:
-        """Do nothing: devices release their segments when the context ends."""
+        """Do nothing: devices release their segments when their streams end."""
 
     def collect(self) -> None:
         """Wait until the replica has all blocks after the last step. Then links are idle, and the

@@ -82,7 +82,7 @@ class Daemon:
         self._session: Session | None = None
         self._most = int(min(settings.memory_bytes / FRAME_SHARE, _MOST_FRAME_BYTES))
         self._work: threading.Thread | None = None
-        self._session_ended = threading.Condition()
+        self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._threads = futures.ThreadPoolExecutor(_STREAMS, thread_name_prefix="serve")
         self._server = grpc.server(
@@ -176,7 +176,6 @@ class Daemon:
 
     def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         own, session = self._settings, self._session
-        busy = session is not None and not session.idle
         segment = session.held if session else None  # read once, the session's thread changes it
         held = segment.description if segment else None
         device = own.torch_device
@@ -190,9 +189,9 @@ class Daemon:
             threads=torch.get_num_threads(),
             memory_bytes=own.memory_bytes,
             free_bytes=float(free),
-            flops_per_s=_flops_per_s(device) if not busy and request != BRIEF else None,
+            flops_per_s=_flops_per_s(device) if session is None and request != BRIEF else None,
             expires=self._credentials.expires if self._credentials else None,
-            busy=busy,
+            busy=session is not None,
             unit=held.unit if held else None,
             span=held.span if held else None,
         )
@@ -200,12 +199,10 @@ class Daemon:
 
     @contextmanager
     def _occupied(self, session: Session, context: grpc.ServicerContext) -> Iterator[None]:
-        """Reserve the daemon for this session, and end an idle one before; abort the call while
-        another one is in use."""
-        with self._session_ended:
-            if (idle := self._session) is not None and idle.displace():
-                self._session_ended.wait_for(lambda: self._session is not idle, _GOODBYE_S)
-            if (taken := self._session) is None:
+        """Reserve the daemon for this session; abort the call if another session is open."""
+        with self._lock:
+            taken = self._session
+            if taken is None:
                 self._session = session
         if taken is not None:
             held = taken.held  # read once, as the session's thread may change it
@@ -217,9 +214,8 @@ class Daemon:
         try:
             yield
         finally:
-            with self._session_ended:
+            with self._lock:
                 self._session = None
-                self._session_ended.notify_all()
 
     def _hold(self, description: SegmentDescription, earlier: HeldSegment | None) -> HeldSegment:
         own = self._settings

@@ -71,21 +71,17 @@ class Session:
     held: HeldSegment | None = None
     neighbours: dict[str, FrameStream] = field(default_factory=dict)
     activity: Activity = field(default_factory=Activity)
-    idle: bool = False  # the control unit's round is over, and its next one has not begun
-    _displaced: bool = False
     _loaded: Frame = _UNLOADED  # the command that brought ``held``
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Run until the control unit ends the stream, is lost or displaced, or the daemon
-        leaves."""
+        """Run until the control unit ends the stream or is lost, or the daemon leaves."""
         keep_to_threads()
         done = threading.Event()
         try:
             threading.Thread(target=self._signs_of_life, args=(done,), daemon=True).start()
             while True:
-                self._wait(lambda: self._displaced or self._may_obey(), interruptible=False)
-                self._set_idle(False)
+                self._wait(self._may_obey, interruptible=False)
                 self._obey(self.control.receive(0))
         except (LinkError, WireError) as error:
             _log.info("%s", error)
@@ -95,13 +91,6 @@ class Session:
             done.set()
             self._release()  # at once, because the next session needs the memory
             self.control.close()
-
-    def displace(self) -> bool:
-        """End the session for another caller if it is idle. Returns whether it was."""
-        with self._changing:
-            self._displaced = self.idle
-        self.arrived.set()
-        return self._displaced
 
     def attach(self, name: str, secret: str, stream: FrameStream) -> None:
         """Attach the stream of a neighbour that dialled this device. Raises ``RefusedLinkError`` if
@@ -140,7 +129,6 @@ class Session:
             FrameKind.STEP: self._step,
             FrameKind.STATE: self._send_state,
             FrameKind.CLOCK: self._send_time,
-            FrameKind.RELEASE: self._end_round,
         }
         try:
             if frame.kind not in commands:
@@ -306,19 +294,6 @@ class Session:
     def _send_time(self, frame: Frame) -> None:
         self._answer(frame, FrameKind.CLOCK, torch.tensor(time.monotonic(), dtype=torch.float64))
 
-    def _end_round(self, frame: Frame) -> None:
-        self._release()
-        self.control.send_later(lambda: replace(frame, tensors=()))  # after all parts
-        self._set_idle(True)
-
-    def _set_idle(self, idle: bool) -> None:
-        """Begin or end the time in which another caller may displace this session. Raises
-        ``LinkError`` if one did."""
-        with self._changing:
-            if self._displaced:
-                raise LinkError(f"{self.control.peer}: another caller takes this device")
-            self.idle = idle
-
     def _send_parts(self, frame: Frame) -> None:
         self._send_later(self.control, frame, self._held(frame).packed_parts())
 
@@ -372,5 +347,5 @@ class Session:
         while not done.wait(ALIVE_S):
             streams = self.control, *self.neighbours.values()
             alive = self.activity.sign_of_life(each.last_moved_s for each in streams)
-            if not self.idle and self.control.backlog()[0] < 2 * _MOST_UNSENT:
+            if self.control.backlog()[0] < 2 * _MOST_UNSENT:
                 self.control.send(alive)

@@ -42,7 +42,7 @@ def test_a_step_starts_before_the_optimiser_state_is_sent(
 
     def noting(replica: Replica, name: str, keys: Collection[str]) -> torch.Tensor:
         if any("/" in key for key in keys):
-            begun.append(placed[0].back.streams[0].bytes_in > 0)
+            begun.append(placed[0].hops[1].bytes_in > 0)
         return packed(replica, name, keys)
 
     monkeypatch.setattr(segments, "load", loading)

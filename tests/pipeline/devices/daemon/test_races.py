@@ -44,9 +44,6 @@ class Releasing:
     def held(self) -> Any:
         return self._held.pop(0)
 
-    def displace(self) -> bool:
-        return False
-
 
 class Aborting:
     """A call whose abort raises ``LinkError``."""
