@@ -10,7 +10,14 @@ import numpy as np
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.plan import Certificate, RoundPlan, SegmentPlan
-from collapipe.state import Channel, ClusterState, DeviceProfile, check_kind, check_links
+from collapipe.state import (
+    Channel,
+    ClusterState,
+    DeviceProfile,
+    check_kind,
+    check_links,
+    check_sizes,
+)
 from optim.dssra import Dssra
 from optim.planned import planned
 from optim.planner import Planner, RoundRequest
@@ -60,7 +67,7 @@ def plan_cluster(
     devices cannot hold the blocks, and ``PlanViolationError`` if the solver's answer is wrong.
     """
     requested = batch_size if max_micro_batches is None else max_micro_batches
-    _check_sizes(
+    check_sizes(
         devices=len(devices),
         num_blocks=num_blocks,
         batch_size=batch_size,
@@ -109,8 +116,8 @@ def plan_round(
     ``ConfigError`` for impossible sizes or a ``previous`` of another number of clusters, and
     ``PlanViolationError`` if the strategy's plan violates a constraint.
     """
-    _check_sizes(clusters=len(clusters), channels=len(channels), num_blocks=num_blocks)
-    _check_sizes(batch_size=batch_size, local_steps=local_steps)
+    check_sizes(clusters=len(clusters), channels=len(channels), num_blocks=num_blocks)
+    check_sizes(batch_size=batch_size, local_steps=local_steps)
     check_choice("schedule", schedule, ("auto", *schedules("auto", measured=True)))
     strategy = Dssra() if strategy is None else strategy
     if isinstance(strategy, type) or not hasattr(strategy, "plan_round"):
@@ -145,15 +152,6 @@ def _generator(seed: int, *purpose: int) -> np.random.Generator:
     if not (isinstance(seed, Integral) and seed >= 0):
         raise ConfigError(f"seed={one_line(seed)}: must be a whole number from 0 on")
     return np.random.default_rng((seed, *purpose))
-
-
-def _check_sizes(**sizes: int) -> None:
-    """Raise ``ConfigError`` unless all are Python's whole numbers from 1 on, or numpy's signed
-    ones."""
-    for name, size in sizes.items():
-        whole = isinstance(size, int | np.signedinteger) and not isinstance(size, bool)
-        if not whole or size < 1:
-            raise ConfigError(f"{name}={size}: must be a whole number from 1 on")
 
 
 def _check_once(what: str, names: Sequence[object]) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 
 from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, RoundPlan
-from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates, check_kind
+from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates, check_kind, check_sizes
 
-_COUNTS = "num_blocks", "batch_size", "local_steps", "num_segments", "num_micro_batches"
+_SIZES = "num_blocks", "batch_size", "local_steps", "num_segments", "num_micro_batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,8 @@ class RoundRequest:
     kept: tuple[ClusterPlan, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            if (count := getattr(self, name)) is not None and count < 1:
-                raise ConfigError(f"{name}={count}: must be a whole number from 1 on")
+        sizes = {name: getattr(self, name) for name in _SIZES}
+        check_sizes(**{name: size for name, size in sizes.items() if size is not None})
         for cluster in self.clusters:
             check_kind("clusters", cluster, ClusterState)
         for channel in self.channels:

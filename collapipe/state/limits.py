@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from numbers import Integral, Real
 
+import numpy as np
+
 from collapipe.errors import ConfigError, one_line
 
 MOST, MOST_LAW = 1e18, 1e6
@@ -21,6 +23,15 @@ def check_kind(what: str, value: object, kind: type[object]) -> None:
     """Raise ``ConfigError`` unless ``value`` is an object of the class ``kind``."""
     if not isinstance(value, kind):
         raise ConfigError(f"{what}={one_line(value)}: must be an object of {kind.__name__}")
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise ``ConfigError`` unless all are Python's whole numbers from 1 on, or numpy's signed
+    ones."""
+    for name, size in sizes.items():
+        whole = isinstance(size, int | np.signedinteger) and not isinstance(size, bool)
+        if not whole or size < 1:
+            raise ConfigError(f"{name}={size}: must be a whole number from 1 on")
 
 
 def admitted(value: float, most: float) -> float:

@@ -57,6 +57,11 @@ def test_impossible_numbers_of_segments_are_refused(num_segments: int) -> None:
         EvenSplit().plan_round(request_of(2, num_segments), np.random.default_rng(0))
 
 
+def test_a_negative_number_of_segments_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^num_segments=-1: must be a whole number from 1 on"):
+        request_of(2, -1)
+
+
 @given(st.integers(1, 8), st.none() | st.integers(1, 3))
 def test_even_split_schedules_every_unit(num_units: int, num_segments: int | None) -> None:
     """Units keep their order. S, m and the schedule are the request's, and no random number is
