@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client_app.cluster_state import cluster_state
-from client_app.devices import Devices
+from client_app.devices.known_devices import Devices
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.errors import ConfigError

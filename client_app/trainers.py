@@ -10,7 +10,7 @@ from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 
 from client_app.control_unit import ControlUnit
-from client_app.device_pipeline import DevicePipeline, RoundStart
+from client_app.devices.round_pipeline import DevicePipeline, RoundStart
 from client_app.link import DecoderLink, LinkPrecisions
 from client_app.payloads import ActivationMeter
 from collapipe.errors import NonFiniteLossError

@@ -38,7 +38,7 @@ PARTS = "compute_s", "wait_s", "send_alone_s"  # parts of a device's time
 @pytest.fixture(autouse=True)
 def unadvised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the advice to use one process: it depends on the machine's load."""
-    monkeypatch.setattr("client_app.device_pipeline.without_devices", lambda *_: None)
+    monkeypatch.setattr("client_app.devices.round_pipeline.without_devices", lambda *_: None)
 
 
 def inventory(

@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.devices.cluster import Ours, add_sizes, apart, daemons, ours, work
 from benchmarks.devices.sides import about, limited, save
-from client_app.law_of_rounds import updated
-from client_app.measured_law import measured_law
+from client_app.devices.law_of_rounds import updated
+from client_app.devices.measured_law import measured_law
 from collapipe.plan import ClusterPlan
 from collapipe.process.host import this_host
 from collapipe.state import AffineLaw, DeviceProfile

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from client_app.cluster_state import block_cost, described
-from client_app.measured_law import known_profile
+from client_app.devices.measured_law import known_profile
 from collapipe import config
 from collapipe.cli.device.law_table import Measured, show
 from collapipe.cli.device.trial_run import laws_of

@@ -8,9 +8,9 @@ import pytest
 import torch
 from step_laws import law_of, stages_of, taking, works_with
 
-from client_app.law_of_rounds import fitted_to_last, updated
-from client_app.measured_law import held_stages, known_profile, measured_law
-from client_app.plan_news import without_devices
+from client_app.devices.law_of_rounds import fitted_to_last, updated
+from client_app.devices.measured_law import held_stages, known_profile, measured_law
+from client_app.devices.plan_news import without_devices
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host
 from collapipe.state import AffineLaw, DeviceProfile, Link, SharingLaw

@@ -15,10 +15,10 @@ from device_cluster import SMALL, daemons, device_name, plan_of
 from step_laws import law_of, taking
 from torch import nn
 
-from client_app import device_pipeline
-from client_app.device_pipeline import DevicePipeline, RoundStart
-from client_app.devices import Devices
-from client_app.plan_after_loss import plan_after_loss, taken_over_by
+from client_app.devices import round_pipeline
+from client_app.devices.known_devices import Devices
+from client_app.devices.plan_after_loss import plan_after_loss, taken_over_by
+from client_app.devices.round_pipeline import DevicePipeline, RoundStart
 from collapipe import __version__
 from collapipe.config import load_overrides
 from collapipe.devices.kept_law import pack_law, unpack_law
@@ -105,7 +105,7 @@ def test_a_device_with_another_version_holds_no_block(monkeypatch: pytest.Monkey
         own, described = devices(running=[device]), [*taking({device.name: 1.0}).values()]
         assert own.present(described)[0].max_blocks is None
         assert ask_status(own._dialer, device, BRIEF).flops_per_s is None
-        monkeypatch.setattr("client_app.devices.__version__", "9.9.9")
+        monkeypatch.setattr("client_app.devices.known_devices.__version__", "9.9.9")
         assert own.present(described)[0].max_blocks == 0
         other = devices(running=[DeviceAddress("other", daemon.address)])
         assert other.present([replace(described[0], name="other")])[0].max_blocks == 0
@@ -306,8 +306,8 @@ def test_a_limit_ends_when_its_device_returns_or_offers_more(
     def most(alive: Collection[str] = ()) -> list[int | None]:
         return [each.max_blocks for each in own.present(known, alive)]
 
-    monkeypatch.setattr("client_app.devices.Dialer.fault", lambda *_: None)
-    monkeypatch.setattr("client_app.devices.ask_status", status)
+    monkeypatch.setattr("client_app.devices.known_devices.Dialer.fault", lambda *_: None)
+    monkeypatch.setattr("client_app.devices.known_devices.ask_status", status)
     assert most() == [None, None]
     own.limit("pi", 1, SCARCE)
     for memory, blocks in ((200.0, 1), (200.0, 1), (300.0, None)):  # restarted with less before
@@ -486,7 +486,7 @@ def test_a_loss_that_changes_bits_is_reported(monkeypatch: pytest.MonkeyPatch) -
     plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 1)), shared), 1, "gpipe")
     law = AffineLaw(1.0, 0.0, 0.0, 0.0)
     left = [DeviceProfile(name, law, max_blocks=3) for name in "bc"]
-    monkeypatch.setattr("client_app.plan_after_loss.taken_over_by", lambda *_: None)
+    monkeypatch.setattr("client_app.devices.plan_after_loss.taken_over_by", lambda *_: None)
     found, news = plan_after_loss(plan, {"a"}, left, 4, most_segments=None, may_share=False)
     assert not found.shares and {*found.devices} == {"b", "c"}
     assert news == (
@@ -526,7 +526,7 @@ def test_a_round_plans_by_the_strategy_after_a_loss_and_reports_it(
     roster = [DeviceAddress(name, f"{name}.home:7700") for name in "abc"]
     cluster: Any = SimpleNamespace(roster=lambda unit: roster, credentials=None)
     known = Devices(settings, cluster, 0)
-    monkeypatch.setattr(device_pipeline, "RemoteSegments", lambda plan, cluster, *_: cluster)
+    monkeypatch.setattr(round_pipeline, "RemoteSegments", lambda plan, cluster, *_: cluster)
     round_: Any = DevicePipeline(
         settings=settings,
         devices=known,
@@ -593,7 +593,7 @@ def test_one_process_is_advised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     own, plan = devices(), plan_of(["jetson", "pi"], [1, 1])
     learn(own, pi_s=2.0)
     monkeypatch.setattr(
-        "client_app.device_pipeline.without_devices", lambda *_: "devices share a machine"
+        "client_app.devices.round_pipeline.without_devices", lambda *_: "devices share a machine"
     )
     known, settings = taking({"jetson": 1.0, "pi": 1.0}), _settings()
     pipeline: Any = SimpleNamespace(_all=own, _plan=plan, _devices=known, _settings=settings)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from client_app.measured_law import have_other_rows, known_profile, measured_law, not_tiny
+from client_app.devices.measured_law import have_other_rows, known_profile, measured_law, not_tiny
 from collapipe.plan import ClusterPlan
 from collapipe.process.host import Host
 from collapipe.state import DeviceProfile

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from client_app.cluster_state import block_cost
-from client_app.copies import Sending, copied_bytes, copy_interval
-from client_app.devices import Devices
-from client_app.measured_law import held_stages
-from client_app.plan_after_loss import plan_after_loss
-from client_app.plan_news import moved_blocks, without_devices
+from client_app.devices.copies import Sending, copied_bytes, copy_interval
+from client_app.devices.known_devices import Devices
+from client_app.devices.measured_law import held_stages
+from client_app.devices.plan_after_loss import plan_after_loss
+from client_app.devices.plan_news import moved_blocks, without_devices
 from collapipe import __version__
 from collapipe.config import Settings
 from collapipe.errors import InfeasibleRoundError, RoundFailedError

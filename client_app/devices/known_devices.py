@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from client_app.copies import Sending
-from client_app.law_of_rounds import law_after
-from client_app.measured_law import known_profile
+from client_app.devices.copies import Sending
+from client_app.devices.law_of_rounds import law_after
+from client_app.devices.measured_law import known_profile
 from collapipe import __version__
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load

@@ -2,7 +2,7 @@
 
 import pytest
 
-from client_app.copies import Sending, copied_bytes, copy_interval
+from client_app.devices.copies import Sending, copied_bytes, copy_interval
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 
 

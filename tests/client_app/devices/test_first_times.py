@@ -7,7 +7,7 @@ from federated import TINY
 from step_laws import law_of
 
 from client_app.control_unit import ControlUnit
-from client_app.devices import Devices
+from client_app.devices.known_devices import Devices
 from collapipe.config import load_overrides
 from collapipe.devices.kept_law import pack_law
 from collapipe.inventory.measured_step import write_steps
