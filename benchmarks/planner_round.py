@@ -25,10 +25,10 @@ from optim.allocation import matching
 from optim.allocation.algorithm3 import paper_allocation
 from optim.allocation.exact import exact_allocation
 from optim.allocation.options import OptionTable, option_table
-from optim.channel import required_snr
-from optim.convergence import idle_gamma, interference_error, scheduled_gamma
 from optim.problem import Partition
-from optim.round_problem import RoundOptions, RoundProblem
+from optim.round.channel import required_snr
+from optim.round.convergence import idle_gamma, interference_error, scheduled_gamma
+from optim.round.problem import RoundOptions, RoundProblem
 from optim.verify import verify_round
 
 Floats = NDArray[np.float64]

@@ -23,7 +23,7 @@ from optim.allocation.exact import exact_allocation
 from optim.cluster.problem import activation_times
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Latency
-from optim.round_problem import RoundOptions, RoundProblem
+from optim.round.problem import RoundOptions, RoundProblem
 from optim.verify import verify_cluster, verify_round
 from tests.optim.instances import heterogeneous
 

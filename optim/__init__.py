@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from optim.planner import Planner as Planner
     from optim.planner import RoundRequest as RoundRequest
     from optim.problem import ClusterProblem as ClusterProblem
-    from optim.round_problem import RoundOptions as RoundOptions
-    from optim.round_problem import RoundProblem as RoundProblem
+    from optim.round.problem import RoundOptions as RoundOptions
+    from optim.round.problem import RoundProblem as RoundProblem
     from optim.verify import verify_cluster as verify_cluster
     from optim.verify import verify_plan as verify_plan
     from optim.verify import verify_round as verify_round
@@ -26,8 +26,8 @@ _MODULES = {
     "ClusterProblem": "problem",
     "Dssra": "dssra",
     "Planner": "planner",
-    "RoundOptions": "round_problem",
-    "RoundProblem": "round_problem",
+    "RoundOptions": "round.problem",
+    "RoundProblem": "round.problem",
     "RoundRequest": "planner",
     "exact_allocation": "allocation.exact",
     "exact_partition": "partition.exact",

@@ -20,7 +20,7 @@ from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, Partition, check_choice
-from optim.round_problem import RoundOptions
+from optim.round.problem import RoundOptions
 from optim.sharing.modes import needing
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 from optim.step import schedules

@@ -13,11 +13,11 @@ from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.state import Channel, ClusterState
 from collapipe.step_law import StepLaw
-from optim.channel import links
 from optim.cluster.problem import as_planned, cluster_problem
 from optim.latency import streamed_s
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
+from optim.round.channel import links
 from optim.sharing.law import energy_j, partition_of_plan
 from optim.simulated_plan import law_for, simulated, simulates
 

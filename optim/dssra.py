@@ -9,12 +9,12 @@ import numpy as np
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
 from optim.allocation.exact import exact_allocation
-from optim.convergence import idle_gamma, next_error_queues, next_queues, round_gammas
 from optim.joint_round import plan_jointly
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterSolver, Latency, check_choice
-from optim.round_problem import RoundOptions, RoundSolver
+from optim.round.convergence import idle_gamma, next_error_queues, next_queues, round_gammas
+from optim.round.problem import RoundOptions, RoundSolver
 from optim.sharing.exact import shared_partition
 from optim.solvers import cluster_solver, round_solver
 

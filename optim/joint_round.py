@@ -15,7 +15,7 @@ from optim.cluster.plan import cluster_plan
 from optim.cluster.problem import no_uplink, uplinks_of
 from optim.planner import RoundRequest
 from optim.problem import ClusterSolver, Latency, Partition
-from optim.round_problem import Allocation, RoundOptions, RoundProblem, RoundSolution, RoundSolver
+from optim.round.problem import Allocation, RoundOptions, RoundProblem, RoundSolution, RoundSolver
 from optim.simulated_plan import law_for
 from optim.verify import verify_round
 

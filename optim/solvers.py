@@ -7,7 +7,7 @@ from typing import cast
 
 from collapipe.errors import ConfigError
 from optim.problem import ClusterSolver
-from optim.round_problem import RoundSolver
+from optim.round.problem import RoundSolver
 
 CLUSTER_SOLVERS: Mapping[str, str] = MappingProxyType(
     {

@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from collapipe.runs.evidence import over_seeds
-from optim.channel import links, power_limits, upload_time
 from optim.latency import batch_s
 from optim.problem import Floats
+from optim.round.channel import links, power_limits, upload_time
 from reproduction import drawing
 from reproduction.figure import Finding, Ours, PaperFigure, Row, near, reduction, share_over_seeds
 from reproduction.paper_world import (

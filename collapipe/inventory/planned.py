@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from collapipe.inventory.file import DescribedCluster, Inventory
 from optim.problem import ClusterProblem, ClusterSolution, Partition
-from optim.round_problem import Allocation, RoundProblem, RoundSolution
+from optim.round.problem import Allocation, RoundProblem, RoundSolution
 from optim.sharing.law import in_order, stages_of
 from optim.timeline import SegmentTimes, StageTimes, stages_after_encoder, timeline
 

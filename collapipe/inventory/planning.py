@@ -9,12 +9,12 @@ from collapipe.formatting import amount
 from collapipe.inventory.file import DescribedCluster, Inventory
 from collapipe.inventory.planned import InventoryPlan, JointRound, PlannedCluster, SolvedCluster
 from collapipe.state import HeadPlace
-from optim.channel import links, power_limits
 from optim.cluster.problem import activation_times, head_places
-from optim.convergence import next_queues, round_gammas
 from optim.latency import model_too_large, round_up
 from optim.problem import ClusterProblem, ClusterSolution
-from optim.round_problem import RoundOptions, RoundProblem
+from optim.round.channel import links, power_limits
+from optim.round.convergence import next_queues, round_gammas
+from optim.round.problem import RoundOptions, RoundProblem
 from optim.sharing.modes import held_in_order
 from optim.solvers import cluster_solver, round_solver
 from optim.step import DEFAULT, in_flight

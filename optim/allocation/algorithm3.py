@@ -13,10 +13,10 @@ import numpy as np
 
 from optim.allocation.matching import Matching, min_cost_matching
 from optim.allocation.options import Choice, OptionTable, option_table, round_solution
-from optim.channel import Links, mean_nats_and_shortfall
-from optim.convergence import gamma_changes
 from optim.problem import Bools, Floats, Ints
-from optim.round_problem import RoundProblem, RoundSolution
+from optim.round.channel import Links, mean_nats_and_shortfall
+from optim.round.convergence import gamma_changes
+from optim.round.problem import RoundProblem, RoundSolution
 
 # Relative precision of the alternation, and of the conic solver.
 _PROGRESS = 1e-9

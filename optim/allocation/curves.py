@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from optim.allocation.options import FrontPoints, OptionTable
-from optim.channel import required_snr
 from optim.problem import Bools, Floats, Ints
-from optim.round_problem import RoundProblem
+from optim.round.channel import required_snr
+from optim.round.problem import RoundProblem
 
 _ROUNDING = 1e-9
 

@@ -16,9 +16,9 @@ import numpy as np
 from optim.allocation.matching import NODES_PER_DEADLINE, Matching, min_cost_matching
 from optim.allocation.options import Choice, OptionTable, option_table, round_solution
 from optim.allocation.paper_drift import allocate_paper_drift
-from optim.convergence import gamma_changes, idle_gamma
 from optim.problem import Floats, Ints
-from optim.round_problem import RoundProblem, RoundSolution
+from optim.round.convergence import gamma_changes, idle_gamma
+from optim.round.problem import RoundProblem, RoundSolution
 
 
 def exact_allocation(problem: RoundProblem, max_nodes: float = math.inf) -> RoundSolution:

@@ -12,17 +12,17 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import Certificate
 from collapipe.state import HeadPlace, Payload, Uplink
-from optim.channel import Links, links, power_limits
-from optim.convergence import (
+from optim.latency import streamed_s
+from optim.problem import Floats, Ints
+from optim.round.channel import Links, links, power_limits
+from optim.round.convergence import (
     error_drift,
     gamma_power,
     interference_error,
     round_objective,
     scheduled_gamma,
 )
-from optim.latency import streamed_s
-from optim.problem import Floats, Ints
-from optim.round_problem import Allocation, RoundProblem, RoundSolution
+from optim.round.problem import Allocation, RoundProblem, RoundSolution
 
 # Shares of a float32's bits, including the scales of rows.
 _PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26), ("int6", 0.2), ("int4", 0.14))

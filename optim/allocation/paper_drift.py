@@ -20,7 +20,7 @@ from optim.allocation.curves import PowerCurves, power_curves, relaxed_curves
 from optim.allocation.matching import NODES_PER_DEADLINE, Matching, bottleneck, min_cost_matching
 from optim.allocation.options import Choice, OptionTable
 from optim.problem import Bools, Floats, Ints
-from optim.round_problem import RoundProblem
+from optim.round.problem import RoundProblem
 
 # An interval is dropped if its bound is within this relative distance of the best round.
 _TOLERANCE = 1e-10

@@ -15,7 +15,7 @@ from optim.cluster.front import front_of, keeps
 from optim.cluster.problem import activation_times, cluster_problem, head_places, uplinks_of
 from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterSolver, Latency, Partition
-from optim.round_problem import RoundOptions
+from optim.round.problem import RoundOptions
 from optim.sharing.bounds import least_batch_s
 from optim.simulated_plan import law_for, of_schedules
 from optim.step import schedules

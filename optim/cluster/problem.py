@@ -9,10 +9,10 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import UplinkPlan
 from collapipe.state import Channel, ClusterState, HeadPlace, Uplink
-from optim.channel import links, power_limits
 from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterProblem, Latency
-from optim.round_problem import RoundOptions
+from optim.round.channel import links, power_limits
+from optim.round.problem import RoundOptions
 from optim.simulated_plan import as_measured, with_micro_batches
 from optim.step import in_flight, schedules
 

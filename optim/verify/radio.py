@@ -8,7 +8,7 @@ import numpy as np
 
 from collapipe.state import Payload
 from optim.problem import Bools, Floats, Ints, Partition
-from optim.round_problem import RoundOptions, RoundProblem
+from optim.round.problem import RoundOptions, RoundProblem
 
 # Nodes t = e^s of the trapezoidal rule. It computes ∫ e^{-t} ρ/(1 + ρt) dt within 1e-14 for mean
 # signal-to-noise ratios ρ from 1e-8 to 1e10.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optim.problem import Floats
-from optim.round_problem import Allocation, RoundProblem, RoundSolution
+from optim.round.problem import Allocation, RoundProblem, RoundSolution
 from optim.verify import radio
 from optim.verify.tolerance import TOLERANCE, check_certificate, differs, exceeds, violation
 

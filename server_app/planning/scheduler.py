@@ -19,7 +19,7 @@ from optim.cost import round_cost, sending_s, stem_seconds, with_stem
 from optim.planned import accepted, planned
 from optim.planner import Planner, RoundRequest
 from optim.problem import LATENCIES, Latency, check_choice
-from optim.round_problem import FADINGS, UPLINKS
+from optim.round.problem import FADINGS, UPLINKS
 from server_app.planning.advice import Advice
 from server_app.planning.estimates import RoundObservation, estimate
 from server_app.planning.kept_plans import next_kept

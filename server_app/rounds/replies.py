@@ -21,8 +21,8 @@ from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.compression import check_like, expected, restore
 from collapipe.wire.messages import Failure, TrainReply
-from optim.convergence import interference_error
 from optim.planner import RoundRequest
+from optim.round.convergence import interference_error
 from server_app import questions
 from server_app.questions import Question, answered
 from server_app.roster import SILENT

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optim.round_problem import Allocation, RoundOptions, RoundProblem, RoundSolution
+from optim.round.problem import Allocation, RoundOptions, RoundProblem, RoundSolution
 from optim.verify import radio
 from optim.verify import verify_round as verify_constraints
 from optim.verify.radio import UplinkPairs

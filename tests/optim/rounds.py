@@ -15,7 +15,7 @@ from scipy.optimize import brentq, minimize_scalar
 
 from collapipe.state import Channel, Uplink
 from optim.problem import Partition
-from optim.round_problem import RoundOptions, RoundProblem
+from optim.round.problem import RoundOptions, RoundProblem
 
 
 def random_round(

@@ -13,12 +13,12 @@ import pytest
 
 from collapipe.state import AffineLaw, Channel, DeviceProfile, Uplink
 from optim.allocation.exact import exact_allocation
-from optim.channel import links
-from optim.convergence import idle_gamma, interference_error, next_queues, round_gammas
-from optim.convergence import scheduled_gamma as scheduled
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Partition
-from optim.round_problem import RoundOptions, RoundProblem
+from optim.round.channel import links
+from optim.round.convergence import idle_gamma, interference_error, next_queues, round_gammas
+from optim.round.convergence import scheduled_gamma as scheduled
+from optim.round.problem import RoundOptions, RoundProblem
 from tests.optim.refutation import verify_round
 from tests.thorough import cases
 

@@ -6,8 +6,8 @@ from rich.console import Console
 from collapipe.formatting import certainty, counted, print_lines, print_table, seconds, watts
 from collapipe.inventory.planned import InventoryPlan, JointRound, PlannedCluster
 from collapipe.inventory.planning import EXACT, SHARED
-from optim.channel import links, power_limits
 from optim.latency import round_up
+from optim.round.channel import links, power_limits
 
 _COLUMNS = ("cluster", "channel", "power", "pipeline", "upload", "total", "drift", "queue")
 _OWN_ROUND = "paper"  # the only other solver of rounds

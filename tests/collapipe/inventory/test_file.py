@@ -16,7 +16,7 @@ from collapipe.inventory.model import TOKENS
 from collapipe.inventory.schema import RoundSection
 from collapipe.inventory.yaml_file import MAX_BYTES
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, Link
-from optim.round_problem import RoundOptions
+from optim.round.problem import RoundOptions
 
 MODEL = """\
   num_blocks: 12

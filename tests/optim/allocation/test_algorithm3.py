@@ -12,9 +12,9 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.state import Channel, Uplink
 from optim.allocation.algorithm3 import Senders, controlled_power, match_channels, paper_allocation
 from optim.allocation.exact import exact_allocation
-from optim.channel import Links
 from optim.problem import Partition
-from optim.round_problem import RoundOptions, RoundProblem, RoundSolution
+from optim.round.channel import Links
+from optim.round.problem import RoundOptions, RoundProblem, RoundSolution
 from tests.optim import rounds
 from tests.optim.refutation import verify_round
 from tests.thorough import cases, chosen

@@ -19,7 +19,7 @@ from optim.allocation.matching import bottleneck
 from optim.allocation.options import option_table
 from optim.allocation.paper_drift import DeadlineIntervals, DeadlineSearch
 from optim.problem import Partition
-from optim.round_problem import RoundOptions, RoundProblem, RoundSolution
+from optim.round.problem import RoundOptions, RoundProblem, RoundSolution
 from tests.optim import rounds
 from tests.optim.refutation import verify_round
 from tests.thorough import cases, chosen, seeds

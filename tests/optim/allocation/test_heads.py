@@ -13,7 +13,7 @@ from optim.allocation.exact import exact_allocation
 from optim.cluster.fronts import fronts
 from optim.partition.exact import exact_partition
 from optim.problem import Latency, Partition
-from optim.round_problem import RoundProblem
+from optim.round.problem import RoundProblem
 from optim.solvers import cluster_solver
 from optim.verify import verify_round
 from tests.optim import rounds

@@ -8,8 +8,8 @@ import pytest
 from collapipe.errors import PlanViolationError
 from collapipe.state import Payload, Uplink
 from optim.allocation.exact import exact_allocation
-from optim.convergence import next_error_queues
-from optim.round_problem import RoundProblem
+from optim.round.convergence import next_error_queues
+from optim.round.problem import RoundProblem
 from optim.verify import verify_round
 from tests.optim import rounds
 from tests.optim.allocation.test_streamed import Round, best_allocations, each_law

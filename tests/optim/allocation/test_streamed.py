@@ -19,7 +19,7 @@ from optim.allocation.options import OptionTable, option_table
 from optim.cluster.problem import activation_times
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Latency, Partition
-from optim.round_problem import Allocation, RoundProblem
+from optim.round.problem import Allocation, RoundProblem
 from optim.verify import verify_cluster, verify_round
 from tests.optim import rounds
 from tests.optim.partition_references import EveryPartition

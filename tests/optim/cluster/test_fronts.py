@@ -34,7 +34,7 @@ from optim.latency import batch_s, partition_of
 from optim.partition.exact import exact_partition
 from optim.planner import Planner, RoundRequest, present_devices
 from optim.problem import ClusterProblem, ClusterSolution, Latency, Partition, UplinkTimes
-from optim.round_problem import RoundOptions
+from optim.round.problem import RoundOptions
 from optim.sharing.exact import shared_partition
 from optim.verify import verify_plan
 from tests.optim import rounds

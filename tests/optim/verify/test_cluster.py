@@ -61,7 +61,7 @@ def test_the_verifier_shares_no_code_with_the_solvers() -> None:
     ours = {name for name in names if name.startswith("optim")}
     assert {name for name in ours if not name.startswith("optim.verify")} == {
         "optim.problem",
-        "optim.round_problem",
+        "optim.round.problem",
         "optim.planner",
         "optim.step",
     }

@@ -18,7 +18,7 @@ from collapipe.plan import Certificate
 from collapipe.state import Channel, Uplink
 from optim.allocation.exact import exact_allocation
 from optim.problem import Partition
-from optim.round_problem import Allocation, RoundOptions, RoundProblem, RoundSolution
+from optim.round.problem import Allocation, RoundOptions, RoundProblem, RoundSolution
 from tests.optim.refutation import verify_round
 
 

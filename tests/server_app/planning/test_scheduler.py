@@ -34,8 +34,8 @@ from collapipe.state import (
 )
 from collapipe.wire.messages import Failure
 from optim.baselines import EvenSplit
-from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
+from optim.round.convergence import idle_gamma
 from server_app.planning.estimates import RoundObservation
 from server_app.planning.reported import same_cluster
 from server_app.planning.scheduler import RoundDecision, Scheduler, Trained

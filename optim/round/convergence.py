@@ -7,9 +7,9 @@ import numpy as np
 
 from collapipe.errors import ConfigError
 from collapipe.state import Channel
-from optim.channel import Links
 from optim.problem import Floats, Ints
-from optim.round_problem import Allocation, RoundOptions, RoundProblem
+from optim.round.channel import Links
+from optim.round.problem import Allocation, RoundOptions, RoundProblem
 
 # Γ may exceed Γ^max by this relative rounding error.
 _ROUNDING = 1e-12

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 
 from collapipe.state import Channel, Uplink
-from optim.channel import (
+from optim.round.channel import (
     links,
     mean_nats_and_shortfall,
     nats_per_hz,

@@ -18,10 +18,10 @@ from optim.baselines import (
     SelectUnits,
     ShortestDelay,
 )
-from optim.channel import links, power_limits
 from optim.cluster.problem import cluster_problem
 from optim.partition.exact import exact_partition
 from optim.planner import Planner, RoundRequest
+from optim.round.channel import links, power_limits
 from optim.verify import verify_plan
 from tests.optim.drawn_requests import drawn_request
 from tests.thorough import cases

@@ -14,8 +14,8 @@ from collapipe.errors import ConfigError
 from collapipe.models.split import through
 from collapipe.models.transformer import EncoderBlock, TransformerSpec
 from collapipe.state import Channel, Uplink
-from optim.channel import links
-from optim.convergence import (
+from optim.round.channel import links
+from optim.round.convergence import (
     gamma_power,
     idle_gamma,
     interference_error,
@@ -23,7 +23,7 @@ from optim.convergence import (
     round_gammas,
     scheduled_gamma,
 )
-from optim.round_problem import Allocation, RoundOptions
+from optim.round.problem import Allocation, RoundOptions
 from tests.optim import rounds
 from tests.optim.theorem1 import (
     Descent,
