@@ -24,7 +24,7 @@ from ordinary import Ordinary, use_threads
 from torch import Tensor
 
 from collapipe.config import load_overrides
-from collapipe.wire.feedback import ActivationMemory, ChangeCoder
+from collapipe.wire.compression.feedback import ActivationMemory, ChangeCoder
 
 ROWS, EPOCHS, DROPOUTS = 512, 12, (0.0, 0.1)
 FEW = {"dates": f"task.train_rows={ROWS}", "topics": f"data.max_train_samples={ROWS}"}

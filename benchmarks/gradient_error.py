@@ -36,7 +36,7 @@ from collapipe.models.part import HeadPart
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.models.split import EMBEDDING, HEAD, block_name
 from collapipe.tensors import Batch
-from collapipe.wire.compression import decode, encode, squared_error
+from collapipe.wire.compression.codec import decode, encode, squared_error
 
 CHANCE = ("int8", "int6", "int4")
 PRECISIONS = ("bfloat16", *CHANCE)

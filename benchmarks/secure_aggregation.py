@@ -43,7 +43,7 @@ from collapipe.secure_aggregation.session import Session
 from collapipe.secure_aggregation.unit import UnitWithKeys
 from collapipe.tensors import Tensors
 from collapipe.wire import records
-from collapipe.wire.compression import compress_update, restore
+from collapipe.wire.compression.codec import compress_update, restore
 from server_app.rounds.global_model import average
 
 THRESHOLD, BOUND = 2 / 3, 1.0

@@ -26,7 +26,7 @@ from collapipe.tasks.task import Examples
 from collapipe.tensors import Batch
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire import frames
-from collapipe.wire.compression import FLOAT32, layout, sent_share
+from collapipe.wire.compression.codec import FLOAT32, layout, sent_share
 from pipeline.micro_batch import split
 
 _SAMPLED = 64  # batches; about a second for tens of thousands of rows

@@ -34,7 +34,7 @@ from collapipe.step_law import StepLaw
 from collapipe.tasks.evaluation import Evaluator
 from collapipe.tensors import Batch, Tensors
 from collapipe.text.tokenizer import Tokenizer
-from collapipe.wire.feedback import ActivationMemory, ChangeCoder
+from collapipe.wire.compression.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import ACTIVATIONS, STEM, STEM_ROWS, Split, TrainRequest
 
 _log = logging.getLogger(__name__)

@@ -21,13 +21,13 @@ from collapipe.process import cancellation
 from collapipe.sections import LinkSettings
 from collapipe.tensors import Batch, Tensors
 from collapipe.wire import frames
-from collapipe.wire.channels import CHANNEL_OPTIONS, start_stream
-from collapipe.wire.compression import FLOAT32, decode, encode
-from collapipe.wire.feedback import ChangeCoder
+from collapipe.wire.compression.codec import FLOAT32, decode, encode
+from collapipe.wire.compression.feedback import ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import METHOD, credentials
 from collapipe.wire.messages import LinkAddress
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.channels import CHANNEL_OPTIONS, start_stream
+from collapipe.wire.streams.frame_stream import FrameStream
 
 _log = logging.getLogger(__name__)
 _PEER = "decoder link"

@@ -11,7 +11,7 @@ from torch import Tensor
 from collapipe.report import BENCHMARKED, RoundingErrors
 from collapipe.sections import CompressionSettings, PrecisionOrAuto
 from collapipe.state import HeadPlace, Payload, Precision
-from collapipe.wire.compression import FLOAT32, change_of, squared_error
+from collapipe.wire.compression.codec import FLOAT32, change_of, squared_error
 
 Bits = Callable[[Precision], float]
 """Returns the bits that are sent in a precision."""

@@ -25,7 +25,7 @@ from collapipe.secure_aggregation.unit import MaskedUnit, UnitWithShares
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from collapipe.wire import messages
-from collapipe.wire.compression import FLOAT32, compress_update
+from collapipe.wire.compression.codec import FLOAT32, compress_update
 from collapipe.wire.records import MASKED
 
 

@@ -22,7 +22,7 @@ from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block
 from collapipe.models.stem import ActivationStore, StemSpec, activation_folder
 from collapipe.process.torch_device import moved
 from collapipe.tensors import Batch, Tensors
-from collapipe.wire.feedback import ChangeCoder
+from collapipe.wire.compression.feedback import ChangeCoder
 from collapipe.wire.messages import TrainRequest
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead

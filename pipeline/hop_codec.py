@@ -6,7 +6,7 @@ import torch
 
 from collapipe.errors import WireError
 from collapipe.state import HopPrecision
-from collapipe.wire.compression import FLOAT32, decode, encode, layout
+from collapipe.wire.compression.codec import FLOAT32, decode, encode, layout
 from pipeline.stage import Passed
 
 

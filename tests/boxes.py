@@ -10,7 +10,7 @@ from pathlib import Path
 
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.credentials.credentials import load
-from collapipe.wire.channels import Dialer
+from collapipe.wire.streams.channels import Dialer
 from tests.network import Place
 
 _READY = ": ready on "

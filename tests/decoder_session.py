@@ -6,7 +6,7 @@ from collapipe import config
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.wire.feedback import ActivationMemory, ChangeCoder
+from collapipe.wire.compression.feedback import ActivationMemory, ChangeCoder
 from server_app.decoding.decoder import DecoderSession
 
 VOCABULARY = Vocabulary(20, 0, 1, 2)

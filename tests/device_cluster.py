@@ -23,8 +23,8 @@ from collapipe.sections import OptimizerSettings
 from collapipe.state import Precision
 from collapipe.tensors import IGNORED, Batch, Tensors
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.wire.channels import Channels, Dialer
 from collapipe.wire.device_address import DeviceAddress
+from collapipe.wire.streams.channels import Channels, Dialer
 from pipeline.devices.block_form import block_forms
 from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.replica import Replica, starting_with

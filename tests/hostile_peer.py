@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from collapipe.errors import LinkError, WireError
-from collapipe.wire.channels import CHANNEL_OPTIONS
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.lanes import ON_GRPC
-from collapipe.wire.streams import ACCEPTED, FrameStream
+from collapipe.wire.streams.channels import CHANNEL_OPTIONS
+from collapipe.wire.streams.frame_stream import ACCEPTED, FrameStream
+from collapipe.wire.streams.lanes import ON_GRPC
 from pipeline.devices.encoding import as_bytes, as_tensor
 from pipeline.devices.messages import CONTROL, HOP, NEIGHBOUR, SESSION, secret_for
 from tests.device_cluster import Work, daemons, device_name, plan_of

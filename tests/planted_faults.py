@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from collapipe.wire.frames import Frame
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.daemon.server import Daemon
 from pipeline.devices.daemon.session import Session
 

@@ -90,12 +90,9 @@ OWN = {
         "collapipe.sections",  # an optimiser's settings
         "collapipe.state",
         "collapipe.tensors",
-        "collapipe.wire.channels",
-        "collapipe.wire.compression",
+        "collapipe.wire.compression.codec",
         "collapipe.wire.device_address",
         "collapipe.wire.frames",
-        "collapipe.wire.grpc_errors",
-        "collapipe.wire.outbox",
         "collapipe.wire.parts",
         "collapipe.wire.streams",
     ),

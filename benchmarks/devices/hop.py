@@ -17,9 +17,9 @@ from benchmarks.devices.sides import about, ratio, save, turns
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.credentials.credentials import load
 from collapipe.wire import frames
-from collapipe.wire.channels import Dialer, open_stream
-from collapipe.wire.data_port import DataRoute
 from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams.channels import Dialer, open_stream
+from collapipe.wire.streams.data_port import DataRoute
 from pipeline.devices.messages import HOP
 from tests.network import network
 

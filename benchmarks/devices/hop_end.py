@@ -19,10 +19,10 @@ import grpc
 
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError
-from collapipe.wire.channels import DAEMON_OPTIONS, serve_stream
-from collapipe.wire.data_port import DataPort
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.channels import DAEMON_OPTIONS, serve_stream
+from collapipe.wire.streams.data_port import DataPort
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.messages import HOP
 
 LENGTH = 8  # size of the length prefix, in bytes

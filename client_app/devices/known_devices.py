@@ -25,8 +25,8 @@ from collapipe.state import DeviceProfile
 from collapipe.step_law import StepLaw
 from collapipe.tensors import Tensors
 from collapipe.wire import messages
-from collapipe.wire.channels import Channels, Dialer
 from collapipe.wire.device_address import without_places
+from collapipe.wire.streams.channels import Channels, Dialer
 from pipeline.devices.control_unit.connection import ask_status
 from pipeline.devices.control_unit.step_times import StepTimes
 from pipeline.devices.messages import BRIEF

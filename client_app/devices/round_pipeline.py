@@ -21,7 +21,7 @@ from collapipe.plan import ClusterPlan
 from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
 from collapipe.state import DeviceProfile
 from collapipe.tensors import Tensors
-from collapipe.wire.compression import sent_share
+from collapipe.wire.compression.codec import sent_share
 from collapipe.wire.messages import TrainRequest
 from optim.step import step_s, works_of
 from pipeline.devices.block_form import BlockForm, block_forms

@@ -29,7 +29,7 @@ from collapipe.tasks.task import Examples
 from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.wire.compression import decode, encode
+from collapipe.wire.compression.codec import decode, encode
 
 AT_ONCE = 32  # rows of a batch
 _MOST_PUBLIC = 1000  # rows

@@ -13,7 +13,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Optimizer
 from collapipe.models.split import SplitModel, masks_for
 from collapipe.tensors import Batch, Tensors
-from collapipe.wire.compression import decode, encode
+from collapipe.wire.compression.codec import decode, encode
 
 
 class Attacked(NamedTuple):

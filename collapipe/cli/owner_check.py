@@ -14,7 +14,7 @@ from collapipe.formatting import amount, counted
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
 from collapipe.owner_file import OwnerSection
-from collapipe.wire.channels import Dialer
+from collapipe.wire.streams.channels import Dialer
 
 _FILES = "train_file", "validation_file", "test_file"
 _COLUMN = "_column"

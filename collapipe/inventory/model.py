@@ -89,7 +89,7 @@ def read_model(document: Document, inventory: InventorySection) -> Model:
     if how.recompute == "auto" and "block_bytes" not in given:  # which is of one way
         counted = _counted(document, inventory, tokens, True)[1]
         smaller = BlockCost(**{**asdict(counted), **given})
-    from collapipe.wire.compression import sent_share  # torch takes seconds
+    from collapipe.wire.compression.codec import sent_share  # torch takes seconds
 
     sent = sent_share(spec.dim, how.wire_dtype)
     figures = {**asdict(cost), **given}

@@ -24,7 +24,7 @@ from collapipe.own_packages import error_of_plugin
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.wire.compression import FLOAT32, num_bytes
+from collapipe.wire.compression.codec import FLOAT32, num_bytes
 
 _FLOAT_BITS = 32
 _ADAMW = 2  # moments of a weight

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.outbox import WINDOW
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
+from collapipe.wire.streams.outbox import WINDOW
 from pipeline.devices.fence import Fence, check_like_embedding
 from pipeline.devices.messages import BEFORE, BEHIND, SegmentDescription, neighbour_name, place_of
 from pipeline.schedule import BACKWARD, FORWARD, Action

@@ -16,8 +16,8 @@ from collapipe.models.part import HeadPart, clip_scale
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.models.split import HEAD, packs
 from collapipe.tensors import IGNORED, is_mask
-from collapipe.wire.compression import FLOAT32, decode, encode, layout
-from collapipe.wire.feedback import ChangeCoder
+from collapipe.wire.compression.codec import FLOAT32, decode, encode, layout
+from collapipe.wire.compression.feedback import ChangeCoder
 
 OnStep = Callable[[int, int, float, int, int], None]  # unit, step, loss, samples, input tokens
 

@@ -15,7 +15,7 @@ from collapipe.models.split import HEAD, build_empty
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import Tensors, aligned, not_finite
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.wire.feedback import ActivationMemory, ChangeCoder
+from collapipe.wire.compression.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import Failure, LinkAddress
 from server_app.decoding.decoder import DecoderSession, OnStep
 from server_app.decoding.link import DecoderLinkServer

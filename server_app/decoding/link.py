@@ -29,11 +29,11 @@ from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.own_packages import error_of_plugin, place_in_plugin
 from collapipe.process.torch_device import keep_to_threads
 from collapipe.sections import LinkSettings
-from collapipe.wire.channels import SERVER_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, VALID, read_credentials, self_signed
 from collapipe.wire.messages import LinkAddress
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.channels import SERVER_OPTIONS, accept_stream
+from collapipe.wire.streams.frame_stream import FrameStream
 from server_app.decoding.decoder import DecoderSession
 from server_app.refusals import Refusals
 

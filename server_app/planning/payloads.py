@@ -9,7 +9,7 @@ from collapipe.plan import RoundPlan
 from collapipe.report import BENCHMARKED, RoundingErrors
 from collapipe.sections import CompressionSettings
 from collapipe.state import Payload, Uplink
-from collapipe.wire.compression import FLOAT32
+from collapipe.wire.compression.codec import FLOAT32
 
 
 def payload_options(settings: Settings) -> tuple[str, ...]:

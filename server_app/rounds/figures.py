@@ -9,7 +9,7 @@ from collapipe.config import Settings
 from collapipe.report import PIPELINE, ClusterReport, RoundReport
 from collapipe.sections import CompressionSettings
 from collapipe.wire import records
-from collapipe.wire.compression import expected
+from collapipe.wire.compression.codec import expected
 from collapipe.wire.messages import TrainReply
 from server_app.planning.estimates import DEFAULT_FACTOR, RoundObservation, observed
 from server_app.planning.scheduler import Trained

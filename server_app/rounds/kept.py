@@ -12,8 +12,8 @@ from collapipe.sections import LoraSettings, OptimizerSettings
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors, all_finite, chosen, not_finite
 from collapipe.wire import messages, records
-from collapipe.wire.compression import check_like
-from collapipe.wire.feedback import ActivationMemory
+from collapipe.wire.compression.codec import check_like
+from collapipe.wire.compression.feedback import ActivationMemory
 from collapipe.wire.messages import Failure
 from server_app import questions
 from server_app.kept_states import gather

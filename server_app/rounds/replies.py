@@ -19,7 +19,7 @@ from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.wire import records
-from collapipe.wire.compression import check_like, expected, restore
+from collapipe.wire.compression.codec import check_like, expected, restore
 from collapipe.wire.messages import Failure, TrainReply
 from optim.planner import RoundRequest
 from optim.round.convergence import interference_error

@@ -11,7 +11,7 @@ from collapipe.report import RoundingErrors
 from collapipe.sections import CompressionSettings, PrecisionOrAuto
 from collapipe.state import Precision
 from collapipe.tensors import Tensors
-from collapipe.wire.compression import compress_update, squared_error
+from collapipe.wire.compression.codec import compress_update, squared_error
 
 ROUNDED = [each for each in get_args(Precision) if each != "float32"]
 

@@ -18,8 +18,9 @@ from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
 from collapipe.tensors import IGNORED, Batch, mask_of, padded
-from collapipe.wire import compression, frames
-from collapipe.wire.feedback import ActivationMemory, ChangeCoder
+from collapipe.wire import frames
+from collapipe.wire.compression import codec
+from collapipe.wire.compression.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind
 from pipeline.micro_batch import split
 from server_app.decoding.link import DecoderLinkServer
@@ -76,10 +77,10 @@ def sent(form: LinkFormat, micro_batches: Sequence[Batch], precision: str) -> tu
         hidden = torch.randn(samples, tokens + form.rows.extra, form.dim).to(form.dtype)
         hidden = hidden[form.rows.of(part.mask, part.targets)]
         numbers = [torch.zeros(samples).long()] if form.feedback else []
-        parts = compression.encode(hidden, precision)
+        parts = codec.encode(hidden, precision)
         up += length(*numbers, *parts, part.mask, part.targets)
         loss = torch.zeros((), dtype=torch.float64)
-        down += length(loss, *compression.encode(hidden, form.gradient))
+        down += length(loss, *codec.encode(hidden, form.gradient))
     return up, down
 
 

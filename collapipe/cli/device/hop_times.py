@@ -19,8 +19,8 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.transformer import TransformerSpec
 from collapipe.process import cancellation
 from collapipe.process.cancellation import cancellable
-from collapipe.wire.channels import Dialer
 from collapipe.wire.device_address import DeviceAddress
+from collapipe.wire.streams.channels import Dialer
 from pipeline.devices.control_unit.segments import RemoteSegments
 
 # Hops are timed with blocks that compute little for the bytes of their activations.

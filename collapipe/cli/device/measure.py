@@ -37,7 +37,7 @@ from collapipe.models.cost import measure_cost
 from collapipe.models.split import ModelSpec
 from collapipe.process.cancellation import cancellable
 from collapipe.state import MOST, AffineLaw
-from collapipe.wire.channels import Dialer
+from collapipe.wire.streams.channels import Dialer
 
 _BITS = 8  # per byte
 # Passes over a host's devices, because a machine's load changes within seconds: the fewest, the

@@ -28,8 +28,8 @@ from collapipe.errors import (
 from collapipe.formatting import amount, block_range, print_lines, print_table, seconds
 from collapipe.inventory import yaml_file
 from collapipe.inventory.schema import DeviceSection, InventorySection
-from collapipe.wire.channels import Dialer
 from collapipe.wire.device_address import DeviceAddress
+from collapipe.wire.streams.channels import Dialer
 from pipeline.devices.control_unit.blame import UnreachedError
 from pipeline.devices.control_unit.connection import ask_status
 from pipeline.devices.control_unit.dialling import BusyDeviceError

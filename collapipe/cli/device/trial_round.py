@@ -21,8 +21,8 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.tensors import Tensors
-from collapipe.wire.channels import Channels, Dialer
 from collapipe.wire.device_address import DeviceAddress
+from collapipe.wire.streams.channels import Channels, Dialer
 from pipeline import schedule
 from pipeline.devices.block_form import block_forms
 from pipeline.devices.control_unit.connection import Cluster

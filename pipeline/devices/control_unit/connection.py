@@ -18,11 +18,11 @@ from collapipe.errors import (
     one_line,
 )
 from collapipe.plan import ClusterPlan
-from collapipe.wire.channels import Channels, Dialer
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.grpc_errors import reason
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.channels import Channels, Dialer
+from collapipe.wire.streams.frame_stream import FrameStream
+from collapipe.wire.streams.grpc_errors import reason
 from pipeline.devices.encoding import from_json, numbers, unpacked
 from pipeline.devices.messages import (
     CONTROL,

@@ -6,8 +6,8 @@ The embedding and the head have already finished the step and cannot repeat it.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from collapipe.wire.outbox import WINDOW
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
+from collapipe.wire.streams.outbox import WINDOW
 from pipeline.schedule import FORWARD, Action
 from pipeline.stage import LastStage, Passed, Ports, Shapes
 

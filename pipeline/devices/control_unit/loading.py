@@ -9,7 +9,7 @@ from collapipe.models.split import block_name
 from collapipe.plan import SegmentPlan
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.parts import numbered
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.control_unit.connection import DeviceConnection
 from pipeline.devices.control_unit.descriptions import describe_segment
 from pipeline.devices.control_unit.dialling import dial_all

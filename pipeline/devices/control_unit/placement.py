@@ -13,7 +13,7 @@ from collapipe.process import cancellation
 from collapipe.process.host import Host
 from collapipe.wire.device_address import without_places
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline import schedule
 from pipeline.devices.control_unit.blame import UnreachedError, holds_up, suspect
 from pipeline.devices.control_unit.connection import SILENT_S, Cluster, DeviceConnection

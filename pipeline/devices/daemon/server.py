@@ -21,11 +21,11 @@ from collapipe.errors import BusyLinkError, ConfigError, RefusedLinkError
 from collapipe.process.allocator import return_large_blocks
 from collapipe.process.torch_device import CPU
 from collapipe.tensors import Tensors
-from collapipe.wire.channels import DAEMON_OPTIONS, Channels, Dialer, serve_stream
-from collapipe.wire.data_port import DataPort
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frozen_store import FrozenStore, default_folder
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.channels import DAEMON_OPTIONS, Channels, Dialer, serve_stream
+from collapipe.wire.streams.data_port import DataPort
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.encoding import MOST_JSON_BYTES, as_json

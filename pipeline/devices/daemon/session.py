@@ -14,7 +14,7 @@ from collapipe.errors import BusyLinkError, LinkError, RefusedLinkError, WireErr
 from collapipe.process.torch_device import keep_to_threads
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline import schedule
 from pipeline.devices.daemon.activity import Activity, peak_bytes
 from pipeline.devices.daemon.held_segment import HeldSegment

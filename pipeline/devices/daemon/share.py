@@ -19,7 +19,7 @@ from collapipe.row_shares import common_rows
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.parts import grouped, joined, numbered, separated
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.block_form import BlockForm
 from pipeline.devices.encoding import as_bytes, unpacked
 from pipeline.devices.hops import HopError

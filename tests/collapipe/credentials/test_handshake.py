@@ -19,7 +19,7 @@ from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Member, Role, dns_name
 from collapipe.credentials.verified_channel import Doorkeeper
 from collapipe.errors import LinkError, WireError
-from collapipe.wire.channels import Dialer
+from collapipe.wire.streams.channels import Dialer
 
 PATIENCE_S = 60.0
 AGO = timedelta(hours=-1)

@@ -10,7 +10,7 @@ from collapipe.credentials.authority import temporary_authority
 from collapipe.credentials.credentials import load
 from collapipe.credentials.verified_channel import require_loopback
 from collapipe.errors import ConfigError, LinkError
-from collapipe.wire.channels import Dialer
+from collapipe.wire.streams.channels import Dialer
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from collapipe.models.transformer import TransformerSpec
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.wire.compression import FLOAT32
+from collapipe.wire.compression.codec import FLOAT32
 
 SPEC = TransformerSpec(
     num_blocks=3, num_decoder_blocks=1, dim=32, num_heads=4, feed_forward_dim=80, norm="post"

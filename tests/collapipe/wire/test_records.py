@@ -16,7 +16,7 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.report import ClusterReport
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, EnergyBudget, Uplink
 from collapipe.wire import records
-from collapipe.wire.compression import FLOAT32, restore
+from collapipe.wire.compression.codec import FLOAT32, restore
 from collapipe.wire.messages import (
     Failure,
     LinkAddress,

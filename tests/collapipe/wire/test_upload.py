@@ -11,7 +11,7 @@ from torch import Tensor
 from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.tensors import Tensors
 from collapipe.wire import records
-from collapipe.wire.compression import compress_update, expected, restore
+from collapipe.wire.compression.codec import compress_update, expected, restore
 
 LARGEST = {"bfloat16": 0.05, "int8": 0.05, "int6": 0.2, "int4": 0.9}  # residual of normal changes
 ROUNDED = list(LARGEST)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from collapipe.errors import WireError
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.outbox import WINDOW
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
+from collapipe.wire.streams.outbox import WINDOW
 from pipeline.devices.fence import Fence
 from pipeline.devices.hops import HopError, Side, StreamPorts, check_read, relay
 from pipeline.hop_codec import HopCodec

@@ -18,7 +18,7 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.state import Estimates, unknown_cluster
 from collapipe.tensors import Tensors
 from collapipe.wire import kept_file
-from collapipe.wire.feedback import ActivationMemory
+from collapipe.wire.compression.feedback import ActivationMemory
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.file import PROGRESS, Checkpoint, Progress, flat, nested
 from server_app.checkpoints.folder import CheckpointFolder

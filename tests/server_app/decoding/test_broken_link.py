@@ -23,7 +23,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
 from collapipe.tensors import Batch, Tensors
 from collapipe.wire import frames
-from collapipe.wire.feedback import ActivationMemory, ChangeCoder
+from collapipe.wire.compression.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind
 from server_app.decoding import link as link_server
 from server_app.decoding.decoder import DecoderSession

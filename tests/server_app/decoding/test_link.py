@@ -31,8 +31,7 @@ from collapipe.models.transformer import TransformerSpec
 from collapipe.sections import LinkSettings
 from collapipe.tensors import Batch, padded
 from collapipe.wire import frames
-from collapipe.wire.channels import CHANNEL_OPTIONS, accept_stream
-from collapipe.wire.compression import decode
+from collapipe.wire.compression.codec import decode
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import (
     METHOD,
@@ -43,9 +42,10 @@ from collapipe.wire.link import (
     self_signed,
 )
 from collapipe.wire.messages import LinkAddress
-from collapipe.wire.outbox import WINDOW
-from collapipe.wire.pieces import PIECE_BYTES, credits_of
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.channels import CHANNEL_OPTIONS, accept_stream
+from collapipe.wire.streams.frame_stream import FrameStream
+from collapipe.wire.streams.outbox import WINDOW
+from collapipe.wire.streams.pieces import PIECE_BYTES, credits_of
 from server_app.decoding import link as link_server
 from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 
 import grpc
 
-from collapipe.wire.channels import CHANNEL_OPTIONS
 from collapipe.wire.link import SERVER_NAME, self_signed
+from collapipe.wire.streams.channels import CHANNEL_OPTIONS
 
 DELAY_S = 0.3  # for each packet of the handshake
 

@@ -19,7 +19,7 @@ from collapipe.errors import WireError
 from collapipe.sections import LoraSettings
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from collapipe.wire import records
-from collapipe.wire.feedback import ActivationMemory
+from collapipe.wire.compression.feedback import ActivationMemory
 from collapipe.wire.kept_file import flat
 from collapipe.wire.messages import KeepRequest
 from server_app.checkpoints.folder import CheckpointFolder

@@ -30,10 +30,10 @@ from collapipe.inventory.measured_step import step_file
 from collapipe.run_report.packed import read_requests
 from collapipe.runs.reading import read_run
 from collapipe.step_law import StepLaw
-from collapipe.wire.channels import Dialer
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.channels import Dialer
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.control_unit import placement
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.server import Daemon

@@ -16,9 +16,9 @@ from collapipe.errors import LinkError
 from collapipe.models.lora import LoraSpec
 from collapipe.models.stem import StemSpec
 from collapipe.state import BlockCost
-from collapipe.wire.channels import Dialer
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.channels import Dialer
+from collapipe.wire.streams.frame_stream import FrameStream
 
 TRIAL = Trial(SMALL, BlockCost(0.0, 0.0, 0.0, 0.0, 0.0), tokens=6, batch_size=16, repeats=3)
 

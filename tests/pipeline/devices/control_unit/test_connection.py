@@ -11,7 +11,7 @@ import torch
 from collapipe.errors import LinkError, StageError, WireError
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.control_unit.connection import DeviceConnection
 
 PART = Frame(FrameKind.PART, 1, 2, 3, (torch.zeros(1000, dtype=torch.uint8),))

@@ -14,8 +14,8 @@ from made_cluster import Cluster
 
 from collapipe.credentials.member import Role
 from collapipe.errors import LinkError
-from collapipe.wire.channels import Channels, Dialer
 from collapipe.wire.device_address import DeviceAddress
+from collapipe.wire.streams.channels import Channels, Dialer
 from pipeline.devices.daemon.server import Daemon, DeviceSettings
 from pipeline.devices.messages import CONTROL
 

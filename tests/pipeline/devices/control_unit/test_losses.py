@@ -17,7 +17,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.report import PIPELINE, START
 from collapipe.tensors import Tensors
 from collapipe.wire.parts import mapped_part
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.server import Daemon

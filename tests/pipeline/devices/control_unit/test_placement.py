@@ -9,10 +9,10 @@ from pytest import MonkeyPatch
 from collapipe.errors import StageError
 from collapipe.models.description import describe
 from collapipe.plan import SegmentPlan, Share, Span
-from collapipe.wire.channels import Channels, Dialer
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.channels import Channels, Dialer
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.control_unit import placement, watch
 from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.descriptions import describe_segment

@@ -21,7 +21,7 @@ from collapipe.models.split import block_name
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.parts import joined, most_bytes
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.block_form import BlockForm
 from pipeline.devices.control_unit import segments
 from pipeline.devices.control_unit.placement import Placement

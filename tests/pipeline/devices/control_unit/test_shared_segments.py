@@ -14,7 +14,7 @@ from collapipe.models.lora import LoraSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.state import Precision
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.control_unit import loading, placement
 from pipeline.devices.control_unit.connection import DeviceConnection
 from pipeline.devices.daemon.server import Daemon

@@ -8,7 +8,7 @@ from device_cluster import UNIT, Work, daemons, device_name, plan_of
 
 from collapipe.errors import LinkError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.control_unit import placement
 from pipeline.devices.daemon.server import Daemon
 from pipeline.engine import Pipeline

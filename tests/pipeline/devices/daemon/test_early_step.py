@@ -14,7 +14,7 @@ from hostile_peer import HostileUnit, description_of, loading, recorded
 from collapipe.plan import SegmentPlan, Share, Span
 from collapipe.report import PIPELINE, START
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.control_unit import loading as loading_blocks
 from pipeline.devices.control_unit.journal import RecordedHead, RecordingPorts, StepRecord
 from pipeline.devices.control_unit.placement import Placement

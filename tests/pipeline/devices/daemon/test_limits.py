@@ -29,7 +29,7 @@ from collapipe.errors import LinkError, WireError
 from collapipe.models.description import describe, from_description
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.pieces import PIECE_BYTES
+from collapipe.wire.streams.pieces import PIECE_BYTES
 from pipeline.devices.encoding import as_bytes, as_tensor, packed
 from pipeline.devices.messages import (
     BEFORE,

@@ -15,7 +15,7 @@ from collapipe.credentials import verified_channel
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Role, dns_name
 from collapipe.errors import LinkError
-from collapipe.wire.channels import Dialer, open_stream
+from collapipe.wire.streams.channels import Dialer, open_stream
 from pipeline.devices.daemon.server import Daemon, DeviceSettings
 from pipeline.devices.messages import CONTROL, HOP, STATUS
 

@@ -14,11 +14,11 @@ from device_cluster import INSECURE, daemons
 from new_threads import product
 
 from collapipe.errors import LinkError, RefusedLinkError
-from collapipe.wire import channels
-from collapipe.wire.channels import Dialer, open_stream
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams import channels
+from collapipe.wire.streams.channels import Dialer, open_stream
+from collapipe.wire.streams.frame_stream import FrameStream
 from pipeline.devices.daemon import server
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.messages import BEFORE, CONTROL, Peer, neighbour_name, secret_for

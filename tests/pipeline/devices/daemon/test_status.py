@@ -19,8 +19,8 @@ from collapipe import __version__
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError, WireError
 from collapipe.plan import Span
-from collapipe.wire.channels import Dialer
 from collapipe.wire.device_address import DeviceAddress
+from collapipe.wire.streams.channels import Dialer
 from pipeline.devices.control_unit.connection import ask_status
 from pipeline.devices.daemon import server
 from pipeline.devices.daemon.server import Daemon, DeviceSettings

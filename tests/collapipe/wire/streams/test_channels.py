@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from collapipe.errors import BusyLinkError, LinkError
-from collapipe.wire import channels
-from collapipe.wire.channels import open_stream, serve_stream
-from collapipe.wire.streams import ACCEPTED, FrameStream
+from collapipe.wire.streams import channels
+from collapipe.wire.streams.channels import open_stream, serve_stream
+from collapipe.wire.streams.frame_stream import ACCEPTED, FrameStream
 
 
 class Refused(grpc.RpcError, grpc.Call):  # type: ignore[misc]

@@ -17,15 +17,15 @@ import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from collapipe.errors import LinkError, WireError
-from collapipe.wire import data_connection, data_port, lanes
-from collapipe.wire.channels import DAEMON_OPTIONS, Channels, Dialer, serve_stream
-from collapipe.wire.data_connection import DataConnection
-from collapipe.wire.data_port import DataPort, DataRoute, Offer, connected
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind, decode
-from collapipe.wire.lanes import ON_CONNECTION, Lane
-from collapipe.wire.pieces import PIECE_BYTES, Cutter, Joiner
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams import data_connection, data_port, lanes
+from collapipe.wire.streams.channels import DAEMON_OPTIONS, Channels, Dialer, serve_stream
+from collapipe.wire.streams.data_connection import DataConnection
+from collapipe.wire.streams.data_port import DataPort, DataRoute, Offer, connected
+from collapipe.wire.streams.frame_stream import FrameStream
+from collapipe.wire.streams.lanes import ON_CONNECTION, Lane
+from collapipe.wire.streams.pieces import PIECE_BYTES, Cutter, Joiner
 
 OWN, OTHER = bytes(32), bytes([1]) * 32
 SECONDS = 60.0

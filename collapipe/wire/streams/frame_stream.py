@@ -10,9 +10,9 @@ from itertools import chain
 from collapipe.errors import LinkError, WireError
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.grpc_errors import broken
-from collapipe.wire.outbox import COUNTED, CREDITED, WINDOW, Begun, Outbox
-from collapipe.wire.pieces import MOST_CREDITS, Cutter, Joiner, credits_of
+from collapipe.wire.streams.grpc_errors import broken
+from collapipe.wire.streams.outbox import COUNTED, CREDITED, WINDOW, Begun, Outbox
+from collapipe.wire.streams.pieces import MOST_CREDITS, Cutter, Joiner, credits_of
 
 _FEW = 32  # frames to send; the owner may wait until no more are left
 _MOST_WAITING = 64  # most frames that have arrived and wait for ``receive``

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from collapipe.errors import WireError
 from collapipe.tensors import ALIGNMENT
-from collapipe.wire.pieces import PIECE_BYTES
+from collapipe.wire.streams.pieces import PIECE_BYTES
 
 CONNECT_S = 2.0  # to connect, to present a ticket, and to greet
 _PULSE_S, _SILENT_S = 2.0, 30.0  # between empty messages; without any, after which it has failed

@@ -19,11 +19,11 @@ from collapipe.errors import (
     RefusedLinkError,
     WireError,
 )
-from collapipe.wire.data_port import DataPort, DataRoute
 from collapipe.wire.device_address import DeviceAddress
-from collapipe.wire.lanes import Lane
-from collapipe.wire.pieces import PIECE_BYTES
-from collapipe.wire.streams import ACCEPTED, FrameStream
+from collapipe.wire.streams.data_port import DataPort, DataRoute
+from collapipe.wire.streams.frame_stream import ACCEPTED, FrameStream
+from collapipe.wire.streams.lanes import Lane
+from collapipe.wire.streams.pieces import PIECE_BYTES
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
 _CALL_ENDS_S = 2.0  # after its data connection

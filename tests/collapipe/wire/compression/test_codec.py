@@ -12,7 +12,7 @@ from torch import Tensor
 
 from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.tensors import all_finite
-from collapipe.wire.compression import decode, encode, layout, num_bytes, squared_error
+from collapipe.wire.compression.codec import decode, encode, layout, num_bytes, squared_error
 
 LEVELS = {"int8": 127, "int6": 31, "int4": 7}  # on each side of 0
 PRECISIONS = ["float32", "bfloat16", *LEVELS]

@@ -6,7 +6,7 @@ and truth values are always sent unchanged.
 Activations and their gradients are rounded up or down at random, so that the mean is exact (QSGD:
 Alistarh et al., 2017). Their rounding error is lost, because the next tensor belongs to other
 samples. It is corrected an epoch later only if both ends remember every row's last activation
-(``collapipe.wire.feedback``).
+(``collapipe.wire.compression.feedback``).
 
 For weights, the change since the round began is encoded. The unit keeps the rounding error and adds
 it to its next change. So no change is lost, however small (error feedback: Seide et al., 2014;
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.tensors import Tensors, all_finite
+from collapipe.wire.compression.packing import pack, packed_length, unpack
 from collapipe.wire.frames import Layout
-from collapipe.wire.packing import pack, packed_length, unpack
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 _WIDTHS = {"int8": 8, "int6": 6, "int4": 4}  # bits of a value

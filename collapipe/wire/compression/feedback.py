@@ -20,7 +20,7 @@ from torch import Tensor
 
 from collapipe.errors import WireError
 from collapipe.tensors import Tensors, all_finite
-from collapipe.wire.compression import FLOAT32, decode, encode
+from collapipe.wire.compression.codec import FLOAT32, decode, encode
 
 _PACKED = "round", "rows", "counts", "tokens"
 

@@ -13,9 +13,9 @@ from frame_bytes import encode
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire.frames import Frame, FrameKind, decode
-from collapipe.wire.outbox import CREDITED, WINDOW
-from collapipe.wire.pieces import MOST_CREDITS, PIECE_BYTES, Cutter, Joiner, credits_of
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams.frame_stream import FrameStream
+from collapipe.wire.streams.outbox import CREDITED, WINDOW
+from collapipe.wire.streams.pieces import MOST_CREDITS, PIECE_BYTES, Cutter, Joiner, credits_of
 
 SMALL = Frame(FrameKind.READY, 1, 2, 3)
 CREDIT = Frame(FrameKind.CREDIT, 1, 2, 3)
@@ -101,7 +101,7 @@ def test_a_peer_whose_frames_wait_for_space_is_not_silent() -> None:
 def test_pieces_are_larger_on_a_faster_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces are small on a slow link, because signs of life wait until a piece is sent."""
     now, bytes_per_s = [0.0], 1e9
-    monkeypatch.setattr("collapipe.wire.streams.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("collapipe.wire.streams.frame_stream.time.monotonic", lambda: now[0])
     stream, sizes = FrameStream("peer", 2**40), list[int]()
     stream.send(replace(LARGE, tensors=(torch.zeros(2**23, dtype=torch.uint8),)))
     for message in stream.outgoing(until=lambda: True):

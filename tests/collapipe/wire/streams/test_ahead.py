@@ -8,8 +8,8 @@ from concurrent import futures
 
 import grpc
 
-from collapipe.wire.channels import DAEMON_OPTIONS, DEVICE_OPTIONS
-from collapipe.wire.pieces import PIECE_BYTES
+from collapipe.wire.streams.channels import DAEMON_OPTIONS, DEVICE_OPTIONS
+from collapipe.wire.streams.pieces import PIECE_BYTES
 
 _READ = 200  # messages that are read at once, so that gRPC assumes a fast link
 _MOST_AHEAD = 3  # messages that the reader has not taken

@@ -12,9 +12,9 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from collapipe.errors import WireError
-from collapipe.wire.data_connection import CONNECT_S, DataConnection
-from collapipe.wire.data_port import Offer
-from collapipe.wire.streams import ACCEPTED, FrameStream
+from collapipe.wire.streams.data_connection import CONNECT_S, DataConnection
+from collapipe.wire.streams.data_port import Offer
+from collapipe.wire.streams.frame_stream import ACCEPTED, FrameStream
 
 _SENDS_WITHOUT_WAITING = sys.platform != "darwin"  # which ignores MSG_DONTWAIT in ``send``
 ON_GRPC, ON_CONNECTION = b"\5", b"\6"  # the caller's first message: where all others go

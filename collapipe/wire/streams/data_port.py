@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from collapipe.errors import ConfigError, WireError, cause_of
-from collapipe.wire.data_connection import CONNECT_S, DataConnection, has_fast_aes, read
+from collapipe.wire.streams.data_connection import CONNECT_S, DataConnection, has_fast_aes, read
 
 _ON_GRPC_S = 60.0  # before a data connection is tried again
 _HIGHER = 10_000  # number of a data port above that of its gRPC port

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from collapipe.errors import WireError
 from collapipe.tensors import Tensors
-from collapipe.wire.compression import layout
-from collapipe.wire.feedback import ActivationMemory, ChangeCoder
+from collapipe.wire.compression.codec import layout
+from collapipe.wire.compression.feedback import ActivationMemory, ChangeCoder
 
 DIM, NUM_ROWS = 5, 6
 PRECISIONS = ["float32", "bfloat16", "int8", "int6", "int4"]

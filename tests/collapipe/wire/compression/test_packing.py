@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import WireError
-from collapipe.wire.packing import pack, packed_length, unpack
+from collapipe.wire.compression.packing import pack, packed_length, unpack
 
 shapes = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
 

@@ -1,0 +1,1 @@
+"""Tensors in fewer bits, and the correction of their rounding errors."""
