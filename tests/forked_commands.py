@@ -32,7 +32,7 @@ SMALL = (
 _IMPORTED = (
     "collapipe.cli.app",
     "collapipe.cli.resume",
-    "collapipe.cli.predict",
+    "collapipe.cli.trained.predict",
     "server_app.app",
     "client_app.app",
     "transformers.models.bert.modeling_bert",

@@ -13,8 +13,8 @@ from run_files import summary_of
 from transformers import AutoTokenizer
 
 from collapipe import config
-from collapipe.cli.export import export_run
-from collapipe.cli.predict import evaluate_file, predict_texts
+from collapipe.cli.trained.export import export_run
+from collapipe.cli.trained.predict import evaluate_file, predict_texts
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 from collapipe.runs.model import load_model

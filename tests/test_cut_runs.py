@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from collapipe import config
-from collapipe.cli.export import export_run
-from collapipe.cli.predict import predict_texts
+from collapipe.cli.trained.export import export_run
+from collapipe.cli.trained.predict import predict_texts
 from collapipe.runs.model import load_model
 
 EXACT = ("pipeline.dtype=float64", "model.dropout=0", UNEVEN)

@@ -18,7 +18,7 @@ from run_files import rounds_of
 from torch import Tensor
 
 from collapipe import config
-from collapipe.cli.export import export_run
+from collapipe.cli.trained.export import export_run
 from collapipe.errors import ConfigError
 from collapipe.models.cost import rows_of_input
 from collapipe.models.huggingface.spec import HuggingFaceSpec

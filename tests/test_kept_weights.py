@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from collapipe import config
-from collapipe.cli.export import export_run
-from collapipe.cli.predict import predict_texts
+from collapipe.cli.trained.export import export_run
+from collapipe.cli.trained.predict import predict_texts
 from collapipe.models.frozen import _empty
 from collapipe.runs.model import load_model
 from tests.device_cluster import daemons

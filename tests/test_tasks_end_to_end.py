@@ -10,7 +10,7 @@ from federated import grid_of, train
 from run_files import summary_of
 
 from collapipe import config
-from collapipe.cli.predict import evaluate_file, predict_texts
+from collapipe.cli.trained.predict import evaluate_file, predict_texts
 from collapipe.errors import ConfigError
 
 ENCODER = (

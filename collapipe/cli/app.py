@@ -13,11 +13,13 @@ import typer
 from typer import Argument, Option
 
 from collapipe import __version__
-from collapipe.cli import credentials, deploy, trained
+from collapipe.cli import credentials
+from collapipe.cli.deploy import command as deploy
 from collapipe.cli.device import command as device
 from collapipe.cli.exit_status import INTERRUPTED, Reported, status_of
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.cli.options import Json, Overrides, RunDir, Trust, picture
+from collapipe.cli.trained import command as trained
 from collapipe.own_packages import NAMES, find_own_packages_first
 from collapipe.process.allocator import share_heap
 from collapipe.process.children import end_with_parent

@@ -9,7 +9,7 @@ from device_cluster import daemons
 from test_devices import inventory
 
 from client_app import dry_run
-from collapipe.cli.owner_check import check_owner
+from collapipe.cli.deploy.owner_check import check_owner
 from collapipe.deployment.checking import Finding
 from collapipe.errors import StageError
 from collapipe.owner_file import read_owner

@@ -13,8 +13,8 @@ import pytest
 from federated import TINY
 from run_files import summary_of
 
-from collapipe.cli import trial
 from collapipe.cli.app import child_command
+from collapipe.cli.deploy import trial
 from collapipe.cli.up import Started, started
 from collapipe.config import load_overrides
 from collapipe.deployment.checking import read_unit

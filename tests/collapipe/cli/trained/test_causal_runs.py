@@ -16,9 +16,9 @@ from huggingface import folder
 from safetensors.torch import load_file, save_file
 
 from collapipe import config
-from collapipe.cli import predict
-from collapipe.cli.export import export_run, export_tokenizer
-from collapipe.cli.predict import predict_texts, typed_lines
+from collapipe.cli.trained import predict
+from collapipe.cli.trained.export import export_run, export_tokenizer
+from collapipe.cli.trained.predict import predict_texts, typed_lines
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer

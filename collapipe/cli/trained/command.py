@@ -37,7 +37,7 @@ def predict(
     torch_device: TorchDevice = None,
 ) -> None:
     """Use a run's trained model."""
-    from collapipe.cli.predict import as_texts, lines_of, predict_texts, typed_lines
+    from collapipe.cli.trained.predict import as_texts, lines_of, predict_texts, typed_lines
 
     if sys.stdin is None and not texts:
         raise ConfigError("standard input is closed; give TEXTS, or lines through a pipe")
@@ -67,7 +67,7 @@ def evaluate(
     torch_device: TorchDevice = None,
 ) -> None:
     """Compute the metric of a run's trained model on other rows."""
-    from collapipe.cli.predict import evaluate_file
+    from collapipe.cli.trained.predict import evaluate_file
 
     evaluate_file(run_dir, file, trust or [], unit, as_json, torch_device)
 
@@ -91,7 +91,7 @@ def audit(
     Writes audit.json and audit.png into the run's folder; collapipe report shows them.
     docs/explanation/privacy.md explains the attacks and the figures.
     """
-    from collapipe.cli.audit import audit_run
+    from collapipe.cli.trained.audit import audit_run
 
     audit_run(run_dir, public, rows, trust or [], unit)
 
@@ -106,6 +106,6 @@ def export(
     unit: Unit = None,
 ) -> None:
     """Write the model of a run with model=huggingface as a folder that transformers loads."""
-    from collapipe.cli.export import export_run
+    from collapipe.cli.trained.export import export_run
 
     export_run(run_dir, folder, trust or [], unit, adapter)

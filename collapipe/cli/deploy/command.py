@@ -46,7 +46,7 @@ def trial(
 ) -> None:
     """Start a server and its units on this machine, run a command on them, and remove them at the
     end: collapipe deploy trial --units 3 -- run"""
-    from collapipe.cli.trial import trial
+    from collapipe.cli.deploy.trial import trial
 
     raise typer.Exit(trial(units, rows, context.args, context.obj))
 
@@ -81,7 +81,7 @@ def check(
     """
     from rich.console import Console
 
-    from collapipe.cli.owner_check import check_owner
+    from collapipe.cli.deploy.owner_check import check_owner
     from collapipe.deployment.checking import findings
     from collapipe.errors import printable
     from collapipe.formatting import print_lines

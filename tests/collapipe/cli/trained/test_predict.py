@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from trained import of_texts
 
-from collapipe.cli import predict
-from collapipe.cli.predict import as_texts, lines_of
+from collapipe.cli.trained import predict
+from collapipe.cli.trained.predict import as_texts, lines_of
 from collapipe.errors import ConfigError
 from collapipe.tasks import evaluation as prediction
 from collapipe.tasks.evaluation import Predictor

@@ -16,8 +16,8 @@ from tokenizers import models, pre_tokenizers
 from trained import trained
 
 from collapipe import config
-from collapipe.cli.export import export, export_run, export_tokenizer
-from collapipe.cli.predict import predict_texts
+from collapipe.cli.trained.export import export, export_run, export_tokenizer
+from collapipe.cli.trained.predict import predict_texts
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.huggingface.spec import HuggingFaceSpec

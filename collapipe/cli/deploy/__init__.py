@@ -1,0 +1,1 @@
+"""``collapipe deploy``: set up, check and try a federation on machines of several owners."""

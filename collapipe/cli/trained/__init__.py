@@ -1,0 +1,1 @@
+"""Commands that use the trained model of a run."""
