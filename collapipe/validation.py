@@ -122,6 +122,16 @@ def rule(fault: Mapping[str, Any]) -> str:
     return one_line(template.format(**context) if template else fault["msg"])
 
 
+def fault_of(error: ValidationError) -> str:
+    """Return the first fault with its place: ``segments[0].rows: must be above 0, not -3``."""
+    first = error.errors(include_url=False)[0]
+    place, found = one_line(dotted(first["loc"])), first["input"]
+    if first["type"] == "missing":
+        return f"{place} is missing"
+    shown = f", not {one_line(repr(found))}" if isinstance(found, str | float | int) else ""
+    return f"{f'{place}: ' if place else ''}{rule(first)}{shown}"
+
+
 def from_json(
     kind: TypeAdapter[T], file: Path, content: str | bytes, what: str, way_out: str = ""
 ) -> T:
@@ -132,8 +142,7 @@ def from_json(
     try:
         return kind.validate_json(content)
     except ValidationError as error:
-        fault = rule(error.errors()[0])
-        raise ConfigError(f"{file}: not {what} ({fault}){way_out}") from error
+        raise ConfigError(f"{file}: not {what} ({fault_of(error)}){way_out}") from error
 
 
 def dotted(loc: Iterable[str | int]) -> str:

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from collapipe.errors import ConfigError, InfeasibleRoundError, faults_of, one_line
 from collapipe.plan import RoundPlan
-from collapipe.validation import dotted, returned, rule
+from collapipe.validation import fault_of, returned
 from optim.planner import Planner, RoundRequest
 from optim.verify import verify_plan
 
@@ -62,7 +62,6 @@ def _plain(planned: object, source: str) -> RoundPlan:
         text = json.dumps(asdict(plan), default=lambda each: each.tolist())
         return _PLAN.validate_python(json.loads(text))
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise ConfigError(f"{source}: {dotted(fault['loc'])}: {rule(fault)}") from error
+        raise ConfigError(f"{source}: {fault_of(error)}") from error
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{source}: {one_line(error)}") from error

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from collapipe.errors import ConfigError
 from collapipe.models.sent_rows import Reads
 from collapipe.state import Precision
-from collapipe.validation import dotted, rule
+from collapipe.validation import fault_of
 
 JSON_FILE, PICTURE = "audit.json", "audit.png"  # in the run's folder
 Attack = Literal["most frequent", "nearest", "softmax", "linear", "learned"]
@@ -164,9 +164,8 @@ def read_audit(run_dir: Path) -> Audit | None:
             raise ValueError("no audit wrote it")
         return _AUDIT.validate_python(tree)
     except ValidationError as error:
-        first = error.errors()[0]
         raise ConfigError(
-            f"{file}: {dotted(first['loc'])} {rule(first)}; move the file away, and audit again"
+            f"{file}: {fault_of(error)}; move the file away, and audit again"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(

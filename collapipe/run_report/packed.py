@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from collapipe.errors import ConfigError, printable
+from collapipe.errors import ConfigError, one_line
 from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
+from collapipe.validation import fault_of
 from optim.planner import RoundRequest
 
 T = TypeVar("T")
@@ -58,6 +59,6 @@ def read_packed(
                 if text.startswith(beginning):
                     yield kind.validate_json(text)
     except (OSError, EOFError, zlib.error, ValidationError, ConfigError) as error:
-        why = printable(str(error).partition("\n")[0])
+        why = fault_of(error) if isinstance(error, ValidationError) else one_line(error)
         where = f"{file}: " if number is None else f"{file}: round {number}: "
         raise ConfigError(f"{where}not what a run writes ({why}); restore or delete it") from error

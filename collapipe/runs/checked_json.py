@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from collapipe.errors import ConfigError, cause_of, one_line
+from collapipe.validation import fault_of
 
 T = TypeVar("T")
 _MOST_REAL, _MOST_WHOLE = 1e150, 1e30  # of figures that are summed, squared and drawn
@@ -39,10 +40,7 @@ def valid(kind: TypeAdapter[T], where: str, tree: object) -> T:
     try:
         return kind.validate_python(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = one_line(".".join(map(str, first["loc"])) or "the whole")
-        found = one_line(repr(first["input"])[:100])
-        raise ConfigError(f"{where}: {place}: {one_line(first['msg'])}, not {found}") from error
+        raise ConfigError(f"{where}: {fault_of(error)}") from error
     except ConfigError as error:  # a plan that contradicts itself
         raise ConfigError(f"{where}: {error}") from error
 

@@ -27,6 +27,7 @@ from collapipe.secure_aggregation.unit import (
 from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
+from collapipe.validation import fault_of
 from collapipe.wire.messages import (
     EvaluateReply,
     Failure,
@@ -295,6 +296,4 @@ def _parse(kind: type[T], text: Any) -> T:
     except CollaPipeError as error:
         raise WireError(f"not a {kind.__name__}: {error}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise WireError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
+        raise WireError(f"not a {kind.__name__}: {fault_of(error)}") from error

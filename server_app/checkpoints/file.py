@@ -26,6 +26,7 @@ from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.process.files import sync
 from collapipe.tensors import Tensors, aligned
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.validation import fault_of
 from collapipe.wire import kept_file
 from collapipe.wire.parts import pieces
 from server_app.planning.scheduler import SchedulerState
@@ -236,8 +237,7 @@ def _cause(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{Path(error.filename or '').name} cannot be read ({error.strerror})"
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return fault_of(error)
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     return f"{kind}{one_line(error)}"
 

@@ -471,7 +471,7 @@ def test_a_forged_checkpoint_is_refused(
 
 def test_a_checkpoint_that_lacks_a_field_is_refused(run_dir: Path) -> None:
     _changed_state(run_dir, lambda state: state["progress"].pop("names"))
-    assert "damaged, names: Field required" in refusal(run_dir, "federation.rounds=4")
+    assert "damaged, names is missing" in refusal(run_dir, "federation.rounds=4")
 
 
 @pytest.mark.parametrize(

@@ -166,3 +166,9 @@ def test_steps_computed_again_after_a_loss_are_marked_and_not_drawn(slices: list
     """The head computes next to nothing in such a step."""
     assert {each["args"]["step"] for each in slices if each["args"]["repeated"]} == {1, 3}
     assert {each["args"]["step"] for each, _ in _typical_step(slices)} == {2}
+
+
+def test_a_damaged_line_is_refused_with_its_field(run: Path) -> None:
+    (run / "traces.jsonl.gz").write_bytes(gzip.compress(b'{"round":"x","units":{}}\n'))
+    with pytest.raises(ConfigError, match=r"round: must be a whole number, not 'x'"):
+        read_trace(run, None)
