@@ -247,7 +247,7 @@ def check_name(name: str, known: AbstractSet[str]) -> None:
     if name not in known:
         group, _, option = name.partition(".")
         if group in GROUPS and (choices := _choices_with(group, option)):
-            raise ConfigError(f"unknown option {name}: add {' or '.join(choices)}, which have it")
+            raise ConfigError(f"unknown option {name}: add {' or '.join(choices)} to set it")
         plugins = [each.removesuffix("_target_") for each in known if each.endswith("._target_")]
         own = f"; an option of your own class is added: +{name}=…"
         adding = own if name.startswith(tuple(plugins)) else ""

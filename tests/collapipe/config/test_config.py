@@ -123,7 +123,7 @@ def test_overrides_that_hydra_refuses_are_one_line_errors(bad: str) -> None:
         (["hydra.verbose=true"], r"^unknown option hydra\.verbose"),
         (
             ["cluster.file=mine.yaml"],
-            r"^unknown option cluster\.file: add cluster=devices or cluster=file, which have it$",
+            r"^unknown option cluster\.file: add cluster=devices or cluster=file to set it$",
         ),
     ],
 )
