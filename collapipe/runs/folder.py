@@ -193,6 +193,11 @@ class RunFolder:
         self._write_json("model/model.json", known)
         self._record |= weights_record.of_tokenizer(tokenizer)
 
+    @property
+    def frozen(self) -> dict[str, str]:
+        """The digests of each part's frozen weights, as ``write_base`` wrote them."""
+        return self._record.get(f"{BASE}.json", {})
+
     def write_base(self, digests: Mapping[str, str]) -> None:
         """Write the digests of each part's frozen weights."""
         self._write_json(f"{BASE}.json", dict(digests))

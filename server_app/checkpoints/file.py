@@ -70,6 +70,7 @@ class Progress:
     scheduler: SchedulerState
     history: History
     names: dict[str, int]  # the unit of each name, if units have names
+    frozen: dict[str, str] | None = None  # digests of frozen weights; None in older checkpoints
 
 
 @dataclass(frozen=True, slots=True)

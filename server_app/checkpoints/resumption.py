@@ -136,7 +136,13 @@ def check_model(
             "model/tokenizer.json and model/model.json, or begin a new run"
         )
     if settings.framework.train:
-        base_of(folder.path, settings, tokenizer.vocabulary).check()
+        base = base_of(folder.path, settings, tokenizer.vocabulary)
+        if checkpoint.progress.frozen not in (None, base.digests):
+            raise ConfigError(
+                f"{folder.path}: the frozen weights have changed since the run began; restore its "
+                "model/base.json, or begin a new run"
+            )
+        base.check()
         _check_fits(checkpoint, trained_form(settings, tokenizer.vocabulary))
 
 

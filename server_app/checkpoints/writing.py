@@ -76,6 +76,7 @@ class RunCheckpoints:
             state.scheduler,
             replace(history, start=0.0),
             dict(names),
+            self._folder.frozen,
         )
         federation, before = self._settings.federation, self._files.kept
         checkpoint = Checkpoint(self._settings.tree, progress, state.training)

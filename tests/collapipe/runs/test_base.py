@@ -151,6 +151,11 @@ def test_a_run_resumes_only_with_its_own_base(tmp_path: Path, model: Path, finis
     with pytest.raises(ConfigError, match="removed or changed since the run began"):
         lora_run(parts, own, "federation.checkpoint_every=1", resume="000001")
     assert (parts / "checkpoints" / "000002").is_dir()  # the refused resume removed no checkpoint
+    # another run's frozen weights, with the digests of their file
+    lora_run(tmp_path / "second", own, "federation.rounds=1")
+    shutil.copy(tmp_path / "second" / "model" / "base.json", parts / "model")
+    with pytest.raises(ConfigError, match="the frozen weights have changed since the run began"):
+        lora_run(parts, own, "federation.checkpoint_every=1", resume="000001")
 
 
 def test_frozen_parts_are_not_built(

@@ -57,6 +57,7 @@ def progress(round_: int = 3, numbers: Iterator[float] | None = None) -> Progres
             0.0, round_, [next(some)], energy_j=next(some), rounds=Counter({1: 2}), plans={1: plan}
         ),
         names={"paris": 1},
+        frozen={"embedding": "ab"},
     )
 
 

@@ -204,7 +204,7 @@ def test_a_full_disk_skips_one_checkpoint_and_leaves_no_partial_files(
     """Later states of that checkpoint are refused, and the next checkpoint is written."""
     settings = Mock(tree={"seed": 0}, federation=federation_settings(checkpoint_every=1, keep=2))
     tokenizer = Mock(**{"pack.return_value": "{}"})
-    folder = Mock(path=tmp_path, **{"sizes.return_value": {}})
+    folder = Mock(path=tmp_path, frozen={}, **{"sizes.return_value": {}})
     checkpoints = RunCheckpoints(settings, folder, tokenizer)
     run_state = RunState(SchedulerState(Roster(()), (), (), EnvironmentState(())))
     for round_ in (1, 2, 3):
