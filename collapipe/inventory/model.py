@@ -199,14 +199,16 @@ def _counted(
 
 
 def _check_tokens(document: Document, spec: Any, tokens: int) -> None:
-    """Raise ``ConfigError`` if a sample is longer than an encoder's table of positions."""
+    """Raise ``ConfigError`` if a sample has more tokens than the model has positions for."""
     config: Any = getattr(spec, "own_config", None)  # of a Hugging Face model
-    if config is None or spec.head == "causal":
+    if config is None:
         return
     from collapipe.models.huggingface.layers import most_tokens  # takes seconds
 
     if tokens > (limit := most_tokens(config)):
-        cause = f"this {config.model_type} has positions for {limit:g} tokens; lower it"
+        cause = (
+            f"this {config.model_type} has positions for {limit:g} tokens, not {tokens}; lower it"
+        )
         raise document.error(("model", "tokens"), cause)
 
 

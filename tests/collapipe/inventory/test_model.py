@@ -36,7 +36,7 @@ def test_the_inventory_can_override_the_models_configuration(tmp_path: Path) -> 
     folder(tmp_path, "gpt2")
     inventory = read(
         tmp_path,
-        "{name: ./gpt2, num_blocks: 2, config: {n_embd: 24, layer_norm_epsilon: 1e-6, "
+        "{name: ./gpt2, num_blocks: 2, tokens: 9, config: {n_embd: 24, layer_norm_epsilon: 1e-6, "
         "activation_function: relu, scale_attn_weights: false}}",
     )
     fields = {"n_embd": 24, "layer_norm_epsilon": 1e-6, "activation_function": "relu"}
@@ -44,7 +44,7 @@ def test_the_inventory_can_override_the_models_configuration(tmp_path: Path) -> 
         str(tmp_path / "gpt2"), num_blocks=2, config={**fields, "scale_attn_weights": False}
     )
     assert inventory.model.num_blocks == 2
-    assert inventory.model.block_bytes == measure_cost(spec, 64, 8).block_bytes
+    assert inventory.model.block_bytes == measure_cost(spec, 9, 8).block_bytes
 
 
 def test_a_tasks_model_has_the_tasks_sizes(tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ def test_adapters_are_counted_as_in_a_run(tmp_path: Path) -> None:
     """Frozen weights need less memory than trained weights."""
     base = spec_of(tmp_path, "llama", "causal")
     section = "adapter: {name: lora, rank: 3, target_modules: [o_proj]}\n"
-    whole = read(tmp_path, "{name: llama, num_blocks: 3}").model
-    adapted = read(tmp_path, "{name: llama, num_blocks: 3}", more=section).model
+    whole = read(tmp_path, "{name: llama, num_blocks: 3, tokens: 9}").model
+    adapted = read(tmp_path, "{name: llama, num_blocks: 3, tokens: 9}", more=section).model
     spec = LoraSpec(base, 3, target_modules=("o_proj",))
-    assert adapted.cost == measure_cost(spec, 64, 8) != whole.cost
+    assert adapted.cost == measure_cost(spec, 9, 8) != whole.cost
     assert whole.end_bytes[0] == 4 * adapted.end_bytes[0]
     own = read(tmp_path, "{name: dates_transformer, tokens: 9}", more="adapter: {name: lora}\n")
     assert own.model.cost == measure_cost(read_spec(own.document, own.section), 9, 8)
@@ -98,7 +98,7 @@ def test_the_dtype_of_the_models_files_does_not_change_training_costs(tmp_path: 
     for dtype in ("float32", "bfloat16"):
         (own := tmp_path / dtype).mkdir()
         folder(own, "llama", torch_dtype=dtype)
-        models.append(read(own, "{name: llama}").model)
+        models.append(read(own, "{name: llama, tokens: 9}").model)
     assert models[0] == models[1]
 
 
@@ -107,7 +107,9 @@ def test_block_bytes_depend_on_how_frozen_weights_are_stored(tmp_path: Path) -> 
     folder(tmp_path, "llama", torch_dtype="bfloat16")
 
     def block_bytes(kept: str) -> float:
-        model = read(tmp_path, f"{{name: llama{kept}}}", more="adapter: {name: lora}\n").model
+        model = read(
+            tmp_path, f"{{name: llama, tokens: 9{kept}}}", more="adapter: {name: lora}\n"
+        ).model
         assert model.block_bytes is not None
         return model.block_bytes
 
@@ -167,6 +169,7 @@ def test_pipeline_and_adapter_sections_need_a_named_model(tmp_path: Path) -> Non
         ("{name: bert, config: {hidden_size: [8]}}", "config.hidden_size: must be a text"),
         ("{name: bert, config: {hidden_size: 17}}", "transformers cannot build a bert"),
         ("{name: bert, tokens: 10000}", ":2: model.tokens=10000: this bert has positions for"),
+        ("{family: gpt2, tokens: 2000}", ":2: model.tokens=2000: this gpt2 has positions for"),
         ("{name: bert, tokens: 0}", ":2: model.tokens=0: must be at least 1"),
         ("{name: nobody/nothing}", "model.name=nobody/nothing: must be a folder with"),
         ("{name: transformers}", "model.name=transformers: no model of conf/model/; nearest: tran"),
