@@ -35,17 +35,6 @@ def measured_law(
     stages, host = held_stages(plan), hosts[None]
     names = [name for each in stages for name in each.devices]
     size, known = batch_size / plan.num_micro_batches, before.devices if before else {}
-    sent_s = dict.fromkeys(names, times.send_s[None])
-    for name, rows in ((n, y) for each in stages for n, y in each.rows_of(size) if n in known):
-        hop_s, old = described[name].time.hop, known[name]
-        sent_s[name] = like_hop(old.send_s, hop_s(old.rows or size), hop_s(rows))
-    sent_s |= {name: each for name, each in times.send_s.items() if name is not None}
-    pairs = zip(names, times.forward_s, times.backward_s, strict=True)
-    devices = (DeviceWork(a, b, sent_s[name], hosts[name].name) for name, a, b in pairs)
-    works = [
-        StageWork(tuple(islice(devices, len(each.devices))), rows=each.rows or (1,))
-        for each in stages
-    ]
     law = StepLaw(
         num_micro_batches=plan.num_micro_batches,
         stages=stages,
@@ -63,6 +52,7 @@ def measured_law(
         sync_slowness=before.sync_slowness if before else None,
         measured=(MeasuredPlan(stages, plan.num_micro_batches, times.step_s, plan.schedule),),
     )
+    works = _works(stages, times, hosts, _sent_s(stages, times, described, known, size))
     law, works = alone(law, works, plan.schedule)
     found, to = {}, ways(stages, described)
     for stage, work in zip(stages, works, strict=True):
@@ -79,6 +69,38 @@ def measured_law(
         law, works = _with_sync(law, works, described, times.late_s, before)
     law = replace(law, devices=found)
     return replace(law, factor=times.step_s / step_s(law, works, plan.schedule))
+
+
+def _sent_s(
+    stages: Sequence[HeldStage],
+    times: StepTimes,
+    described: Mapping[str, DeviceProfile],
+    known: Mapping[str, DeviceTimes],
+    size: float,
+) -> dict[str, float]:
+    """Return the seconds of each device's hop: measured, or as in earlier rounds for its rows, or
+    as the control unit's."""
+    found = {}
+    for name, rows in (each for stage in stages for each in stage.rows_of(size)):
+        hop_s, old = described[name].time.hop, known.get(name)
+        usual_s = like_hop(old.send_s, hop_s(old.rows or size), hop_s(rows)) if old else None
+        found[name] = times.send_s.get(name, times.send_s[None] if usual_s is None else usual_s)
+    return found
+
+
+def _works(
+    stages: Sequence[HeldStage],
+    times: StepTimes,
+    hosts: Mapping[str | None, Host],
+    sent_s: Mapping[str, float],
+) -> list[StageWork]:
+    """Return the measured work of each stage; ``sent_s`` has the devices in the stages' order."""
+    pairs = zip(sent_s.items(), times.forward_s, times.backward_s, strict=True)
+    devices = (DeviceWork(a, b, send_s, hosts[name].name) for (name, send_s), a, b in pairs)
+    return [
+        StageWork(tuple(islice(devices, len(each.devices))), rows=each.rows or (1,))
+        for each in stages
+    ]
 
 
 def _with_sync(
