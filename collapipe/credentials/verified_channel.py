@@ -142,7 +142,8 @@ class Doorkeeper:
     TLS refuses a caller without a certificate, or with an expired one or another authority's. In
     Python gRPC cannot check revocations during the handshake. So a revoked member, or one whose
     role is not in ``roles``, completes the handshake, and each of its calls is refused. A stream
-    that is already open ends within about a second, or at its next message on gRPC.
+    that is open when the caller is revoked, or its certificate expires, ends within about a second,
+    or at its next message on gRPC.
     """
 
     def __init__(self, credentials: Credentials, roles: Collection[Role]) -> None:
@@ -156,9 +157,9 @@ class Doorkeeper:
             return handler.unary_unary(_first(messages, context), context)
 
         def carry(messages: Iterator[bytes], context: grpc.ServicerContext) -> object:
-            member = self._admitted(context)
-            self._look_after(member, context)
-            return handler.stream_stream(self._watched(messages, member, context), context)
+            self._admitted(context)
+            self._look_after(context)
+            return handler.stream_stream(self._watched(messages, context), context)
 
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(carry)
@@ -179,30 +180,28 @@ class Doorkeeper:
             raise WireError(f"{member}: may not call this; allowed: {allowed}")
         return member
 
-    def _admitted(self, context: grpc.ServicerContext) -> Member:
+    def _admitted(self, context: grpc.ServicerContext) -> None:
         try:
-            return self.peer(context.auth_context())
+            self.peer(context.auth_context())
         except WireError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-            raise  # abort does not return
 
-    def _look_after(self, member: Member, context: grpc.ServicerContext) -> None:
-        """End a call once its caller is revoked, even if no message is sent."""
-        ended = threading.Event()
+    def _look_after(self, context: grpc.ServicerContext) -> None:
+        """End a call once its caller is not admitted any more, even if no message is sent."""
+        ended, shown = threading.Event(), context.auth_context()
 
         def look() -> None:
             while not ended.wait(0.5):
-                if member.serial in self._credentials.revocations:
+                try:
+                    self.peer(shown)
+                except WireError:
                     context.cancel()
 
         if context.add_callback(ended.set):
             threading.Thread(target=look, daemon=True).start()
 
-    def _watched(
-        self, messages: Iterator[bytes], member: Member, context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        """Yield the messages of an open stream until its caller is revoked."""
+    def _watched(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Yield the messages of an open stream as long as its caller is admitted."""
         for message in messages:
-            if member.serial in self._credentials.revocations:
-                self._admitted(context)
+            self._admitted(context)
             yield message

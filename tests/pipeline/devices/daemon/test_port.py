@@ -4,14 +4,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import grpc
 import pytest
 from made_cluster import Cluster
 
-from collapipe.credentials import verified_channel
+from collapipe.credentials import credentials, verified_channel
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Role, dns_name
 from collapipe.errors import LinkError
@@ -128,21 +129,32 @@ def test_calls_of_a_silent_control_unit_end(
     assert not caplog.records
 
 
-def test_a_revoked_silent_control_unit_loses_its_session(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    jetson, thief, boss = (
-        cluster.member(),
-        cluster.member("thief", UNIT),
-        cluster.member("boss", UNIT),
-    )
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_a_silent_control_unit_that_is_not_admitted_any_more_loses_its_session(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, long = Cluster(tmp_path), timedelta(hours=9)
+    jetson = cluster.member(expires_in=long)
+    thief, boss = cluster.member("thief", UNIT), cluster.member("boss", UNIT, expires_in=long)
     with Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon:
         with Dialer(thief).channel("jetson", daemon.address) as channel:
             held = open_stream(channel, CONTROL, "jetson", 2**20, threading.Event())
-            cluster.revoke(thief.member)
+            if how == "revoked":
+                cluster.revoke(thief.member)
+            else:
+                monkeypatch.setattr(credentials, "datetime", Later)
             with pytest.raises(LinkError):
-                while True:  # signs of life
+                for _ in range(10):  # signs of life, one a second
                     held.receive(60)
         with Dialer(boss).channel("jetson", daemon.address) as channel:
             deadline = time.monotonic() + 60
             while b'"busy":true' in channel.unary_unary(STATUS)(b"", timeout=60):
                 assert time.monotonic() < deadline
+
+
+class Later(datetime):
+    """The time in two hours."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) + timedelta(hours=2)
