@@ -14,6 +14,7 @@ from pipeline.stage import Shapes
 T = TypeVar("T")
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 MOST_JSON_BYTES = 2**18  # of a message
+_MOST_FAULTS = 1000  # of a message: pydantic makes a kilobyte of each, and of all at once
 _MOST_ROWS = 2**31  # of a batch
 
 
@@ -39,6 +40,8 @@ def from_json(kind: type[T], data: bytes) -> T:
     try:
         return _adapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
+        if (count := error.error_count()) > _MOST_FAULTS:
+            raise WireError(f"{kind.__name__}: {count:,} values are invalid") from error
         fault = error.errors()[0]
         where = ".".join(str(part)[:40] for part in fault["loc"])
         raise WireError(f"{kind.__name__}: {where}: {one_line(fault['msg'])}") from error

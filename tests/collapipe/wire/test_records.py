@@ -1,6 +1,7 @@
 """The content of a message is checked before it is used."""
 
 import json
+import tracemalloc
 from collections import OrderedDict
 from dataclasses import asdict
 from typing import Any
@@ -195,3 +196,16 @@ def test_an_invalid_report_of_rows_is_refused(changed: dict[str, Any], words: st
     content = RecordDict({"RowsReply": ConfigRecord({"json": text})})
     with pytest.raises(WireError, match=words):
         records.unpack(RowsReply, content)
+
+
+def test_many_invalid_values_are_counted_and_not_read() -> None:
+    """Each would take a kilobyte, and a report may have a million."""
+    text = json.dumps(asdict(SOUND) | {"words": {str(number): 0 for number in range(20_000)}})
+    content = RecordDict({"RowsReply": ConfigRecord({"json": text})})
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="20,000"):
+            records.unpack(RowsReply, content)
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()

@@ -1,11 +1,14 @@
 """Messages between a control unit and a device."""
 
+import json
+import tracemalloc
+
 import pytest
 
 from collapipe.errors import WireError
 from pipeline.devices import encoding
-from pipeline.devices.encoding import packed, unpacked
-from pipeline.devices.messages import PartHeader, Trouble, place_of
+from pipeline.devices.encoding import as_tensor, packed, unpacked
+from pipeline.devices.messages import PartHeader, Trouble, Wanted, place_of
 
 
 def test_the_validator_of_a_message_type_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +32,15 @@ def test_the_names_in_an_error_report_are_limited(long: str) -> None:
     assert unpacked(Trouble, packed(report)) == report
     with pytest.raises(WireError, match=long):
         unpacked(Trouble, packed(Trouble(message="x", **(names | {long: "9" * 5000}))))
+
+
+def test_many_invalid_values_are_counted_and_not_read() -> None:
+    """Each would take a kilobyte."""
+    message = as_tensor(json.dumps({"blocks": [0] * 50_000}).encode())
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="50,"):
+            unpacked(Wanted, message)
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
