@@ -28,10 +28,12 @@ from collapipe.process import files
 from collapipe.process.children import DIRECT, own_environment
 from collapipe.process.folders import TemporaryFolder
 
+_log = logging.getLogger(__name__)
 _SECRETS = "key", "secret"
 _PAUSE_S = 2.0  # before the server is dialled again
 _ADMISSION_S = 10.0  # in which the server admits a newly signed certificate
 _LOOK_S = 0.5  # between checks of the SuperNode and the replying thread
+_IDLE_S = 10.0  # after which an idle connection to the metrics ends: it keeps a thread and a file
 _LOCK = ".lock"  # suffix of the lock file, next to the folder of kept state
 
 
@@ -75,9 +77,16 @@ def _locked(file: Path, name: str) -> IO[bytes]:
 
 def _serve_metrics(port: int) -> None:
     try:
-        start_http_server(port, "127.0.0.1")
+        server, _ = start_http_server(port, "127.0.0.1")
     except OSError as error:
         raise ConfigError(f"--metrics-port {port}: {error.strerror}; choose another") from error
+    server.RequestHandlerClass.timeout = _IDLE_S  # type: ignore[attr-defined]
+    server.handle_error = _note_broken  # type: ignore[assignment, method-assign]
+
+
+def _note_broken(*_: object) -> None:
+    """Log why a connection to the metrics broke; the library would print a traceback."""
+    _log.info("a connection to --metrics-port: %s", one_line(sys.exc_info()[1]))
 
 
 def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) -> NoReturn:

@@ -1,5 +1,6 @@
 """``collapipe unit``: reconnecting, failing to answer, and the lock of its key."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.checking import Finding
 from collapipe.deployment.server_folder import create
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, RefusedUnitError
-from collapipe.flower.commands import Flower, why_it_ended
+from collapipe.flower.commands import Flower, free_port, why_it_ended
 from collapipe.models import cost
 
 
@@ -123,3 +124,15 @@ def test_a_unit_imports_slow_libraries_before_it_answers_messages(
     monkeypatch.setattr(answering, "answer_messages", lambda *_: happened.append("answers"))
     unit._Answers("127.0.0.1:1", b"secret", tmp_path)._answer()
     assert happened == ["imports", "answers"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\n"])
+def test_an_idle_connection_to_the_metrics_ends_without_a_traceback(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(unit, "_IDLE_S", 0.1)
+    unit._serve_metrics(port := free_port())
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as idle:
+        idle.sendall(sent)
+        assert idle.recv(1) == b""
+    assert "Traceback" not in capsys.readouterr().err
