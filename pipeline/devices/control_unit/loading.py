@@ -34,7 +34,7 @@ def load(placed: Placement) -> None:
     }
     placed.replica.expect(placed.common.epoch, held)
     new = [name for name in names if name not in placed.connections]
-    dial_all(new, partial(_dial, placed), placed.hung_s, cluster.busy_s)
+    dial_all(new, partial(_dial, placed), placed.release, placed.hung_s, cluster.busy_s)
     sessions, base = {name: secrets.token_hex(16) for name in names}, placed.replica.step
     for name in names:
         described = describe_segment(name, placed.plan, cluster, placed.common, base, sessions)

@@ -113,6 +113,11 @@ class Placement:
         while self.hops:
             self.hops.pop().close()
 
+    def release(self, device: str) -> None:
+        """End the connection to a device, if there is one; it may be dialled again."""
+        if connection := self.connections.pop(device, None):
+            connection.close()
+
     def drop(self, device: str) -> None:
         """End all streams of a device."""
         if connection := self.connections.pop(device, None):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from device_cluster import Work, daemons, device_name, even_plan, plan_of
 
-from collapipe.errors import CancelledRoundError, StageError
+from collapipe.errors import BusyLinkError, CancelledRoundError, StageError
 from collapipe.process import cancellation
 from collapipe.wire.frames import FrameKind
 from pipeline.devices.control_unit import dialling, loading
@@ -104,7 +104,7 @@ def test_devices_that_finish_their_action_are_not_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A log message names each awaited device once."""
-    monkeypatch.setattr(dialling, "_WARN_AFTER_S", -1.0)
+    monkeypatch.setattr(dialling, "_LONG_S", -1.0)
     with daemons(2) as there, left_in_an_action(there, monkeypatch) as let_go_on:
         refused = when_refused(monkeypatch, let_go_on)
         with Work().segments(PLAN, there) as segments:
@@ -136,6 +136,41 @@ def test_a_device_that_stays_busy_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
         Impatient().segments(PLAN, there) as segments,
     ):
         assert set(segments.lost) == {NAMES[1]}
+
+
+def test_two_control_units_that_hold_devices_of_each_other_do_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each already has one of three devices and dials all; the first to have all leaves."""
+    monkeypatch.setattr(dialling, "_LONG_S", -1.0)
+    monkeypatch.setattr(dialling, "_BUSY_S", 0.01)
+    names, served = ["a", "b", "c"], {"a": 0, "c": 1}
+    one_at_a_time, ended = threading.Lock(), list[int]()
+
+    def connect(unit: int) -> None:
+        def dial(name: str) -> None:
+            with one_at_a_time:
+                if served.setdefault(name, unit) != unit:
+                    raise StageError(name, "busy") from BusyLinkError()
+
+        def release(name: str) -> None:
+            with one_at_a_time:
+                if served.get(name) == unit:
+                    del served[name]
+
+        dialling.dial_all(names, dial, release, hung_s=20.0, busy_s=None)
+        with one_at_a_time:
+            assert served == dict.fromkeys(names, unit)
+        ended.append(unit)
+        for each in names:
+            release(each)
+
+    units = [threading.Thread(target=connect, args=(unit,), daemon=True) for unit in range(2)]
+    for each in units:
+        each.start()
+    for each in units:
+        each.join(10)
+    assert sorted(ended) == [0, 1]
 
 
 def test_a_cancelled_round_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
