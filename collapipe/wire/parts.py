@@ -110,7 +110,8 @@ def _checked(size: bytes, most_header: int, read: Callable[[], Tensors]) -> Tens
         raise WireError(f"a header of {header:,} bytes, at most {most_header:,}")
     try:
         tensors = read()
-    except (SafetensorError, KeyError) as error:  # a type that torch lacks
+    # a type that torch lacks, and shapes without elements that are beyond its numbers
+    except (SafetensorError, KeyError, RuntimeError, TypeError) as error:
         raise WireError(f"tensors cannot be read: {one_line(error)}") from error
     if header > NAME_BYTES * (1 + len(tensors)):
         raise WireError(f"a header of {header:,} bytes for {len(tensors)} tensors")

@@ -1,5 +1,7 @@
 """Joined tensors form a part in the format of safetensors."""
 
+import json
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +54,12 @@ def test_repeated_reading_takes_no_more_memory(tmp_path: Path) -> None:
     assert sys.getallocatedblocks() - before < 200
 
 
+def without_elements(*sizes: int) -> bytes:
+    """A file with a tensor of shape [0, …] that torch cannot make."""
+    head = json.dumps({"a": {"dtype": "F32", "shape": [0, *sizes], "data_offsets": [0, 0]}})
+    return struct.pack("<Q", len(head)) + head.encode()
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -60,8 +68,10 @@ def test_repeated_reading_takes_no_more_memory(tmp_path: Path) -> None:
         lambda: save({f"a{k}": torch.zeros(0) for k in range(20_000)}),
         lambda: save({"a": torch.zeros(1)}, {"more": "x" * 10_000}),
         lambda: save({"a": torch.zeros(1, dtype=torch.float8_e5m2)}),
+        lambda: without_elements(2**63),
+        lambda: without_elements(2**62, 2**62),
     ],
-    ids=["empty", "text", "many", "more", "float8"],
+    ids=["empty", "text", "many", "more", "float8", "numbers", "strides"],
 )
 def test_data_that_is_not_a_part_is_refused(data: Callable[[], bytes]) -> None:
     with pytest.raises(WireError):
