@@ -138,6 +138,7 @@ def way_out_of_divergence(step: int) -> str:
 
 
 _MOST = 400  # characters of another machine's or library's message
+_READ = 2**14  # first characters of it that are read; each takes up to a microsecond
 _FEW = 3  # causes or units that a message names
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's categories
 # The embeddings, overrides and isolates of UAX 9, by which a name can look like another one.
@@ -166,7 +167,9 @@ def one_line(text: object) -> str:
 
     An exception without a message gives its class name.
     """
-    line = printable(str(text)) or (type(text).__name__ if isinstance(text, Exception) else "")
+    line = printable(str(text)[:_READ]) or (
+        type(text).__name__ if isinstance(text, Exception) else ""
+    )
     return line if len(line) <= _MOST else f"{line[:_MOST]} …"
 
 

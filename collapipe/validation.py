@@ -14,6 +14,7 @@ from collapipe.errors import ConfigError, one_line
 T = TypeVar("T")
 _LAX = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, extra="forbid")
 _NEAR = 0.7  # difflib's ratio: one letter of four may be wrong
+_MOST_FAULTS = 1000  # of which the first is shown: pydantic makes a kilobyte of each
 _RULES = {  # beginning of pydantic's name of an error → text
     "greater_than_equal": "must be at least {ge:g}",
     "greater_than": "must be above {gt:g}",
@@ -124,6 +125,8 @@ def rule(fault: Mapping[str, Any]) -> str:
 
 def fault_of(error: ValidationError) -> str:
     """Return the first fault with its place: ``segments[0].rows: must be above 0, not -3``."""
+    if (count := error.error_count()) > _MOST_FAULTS:
+        return f"{count:,} values are invalid"
     first = error.errors(include_url=False)[0]
     place, found = one_line(dotted(first["loc"])), first["input"]
     if first["type"] == "missing":

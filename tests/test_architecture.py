@@ -90,6 +90,7 @@ OWN = {
         "collapipe.sections",  # an optimiser's settings
         "collapipe.state",
         "collapipe.tensors",
+        "collapipe.validation",  # of messages
         "collapipe.wire.compression.codec",
         "collapipe.wire.device_address",
         "collapipe.wire.frames",

@@ -62,7 +62,6 @@ OF_NO_ROUND = tuple(kind.__name__ for kind in (Setup, LastMasked, *_STAGES))
 REPLY_BYTES = 2**20
 WEIGHTS, HEAD_STATE, COUNTS = "weights", "head_state", "counts"  # arrays of replies
 _MOST_PARTS = 64  # floats of an exact sum, which never has more than 42
-_MOST_FAULTS = 1000  # of a message: pydantic makes a kilobyte of each, and of all at once
 _JOINED = "safetensors"
 
 
@@ -297,6 +296,4 @@ def _parse(kind: type[T], text: Any) -> T:
     except CollaPipeError as error:
         raise WireError(f"not a {kind.__name__}: {error}") from error
     except ValidationError as error:
-        count = error.error_count()
-        fault = fault_of(error) if count <= _MOST_FAULTS else f"{count:,} values are invalid"
-        raise WireError(f"not a {kind.__name__}: {fault}") from error
+        raise WireError(f"not a {kind.__name__}: {fault_of(error)}") from error

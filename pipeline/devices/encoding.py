@@ -8,13 +8,13 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from collapipe.errors import WireError, one_line
+from collapipe.validation import fault_of
 from collapipe.wire.frames import Frame
 from pipeline.stage import Shapes
 
 T = TypeVar("T")
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 MOST_JSON_BYTES = 2**18  # of a message
-_MOST_FAULTS = 1000  # of a message: pydantic makes a kilobyte of each, and of all at once
 _MOST_ROWS = 2**31  # of a batch
 
 
@@ -40,11 +40,7 @@ def from_json(kind: type[T], data: bytes) -> T:
     try:
         return _adapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
-        if (count := error.error_count()) > _MOST_FAULTS:
-            raise WireError(f"{kind.__name__}: {count:,} values are invalid") from error
-        fault = error.errors()[0]
-        where = ".".join(str(part)[:40] for part in fault["loc"])
-        raise WireError(f"{kind.__name__}: {where}: {one_line(fault['msg'])}") from error
+        raise WireError(f"{kind.__name__}: {fault_of(error)}") from error
     except Exception as error:  # raised by the message's __post_init__
         raise WireError(f"{kind.__name__}: {one_line(error)}") from error
 
