@@ -6,7 +6,7 @@ from shlex import quote
 
 from datasets import Dataset
 
-from collapipe.cli.device.survey import ANSWER_S, ask_all, own_credentials
+from collapipe.cli.device.survey import ask_all, dialer_of
 from collapipe.data.files import read_file
 from collapipe.deployment.checking import Finding
 from collapipe.errors import CollaPipeError, ConfigError, one_line
@@ -14,7 +14,6 @@ from collapipe.formatting import amount, counted
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
 from collapipe.owner_file import OwnerSection
-from collapipe.wire.streams.channels import Dialer
 
 _FILES = "train_file", "validation_file", "test_file"
 _COLUMN = "_column"
@@ -90,7 +89,7 @@ def _devices(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, bool]]:
     inventory = file.parent / owner.cluster.file
     try:
         section = read_inventory(inventory, ANY_COST).section
-        dialer = Dialer(own_credentials(inventory, section), ANSWER_S)
+        dialer = dialer_of(inventory, section)
     except ConfigError as error:
         yield Finding.of(_CLUSTER, error, f"cluster.file in {file}"), False
         return

@@ -16,11 +16,10 @@ from collapipe import config
 from collapipe.cli.device.hop_times import fit_hop
 from collapipe.cli.device.law_table import Measured, show
 from collapipe.cli.device.survey import (
-    ANSWER_S,
     Hop,
     SurveyedDevice,
     ask_all,
-    own_credentials,
+    dialer_of,
     time_hops,
 )
 from collapipe.cli.device.trial_round import Trial, chunk_seconds
@@ -187,7 +186,7 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
     spec, tokens, batch_size = _model(document, section, overrides)
     cost = measure_cost(spec, tokens, batch_size)
     trial = Trial(spec, cost, tokens, batch_size, repeats)
-    dialer = Dialer(own_credentials(file, section), ANSWER_S)
+    dialer = dialer_of(file, section)
     if write:  # raises an error now, not after minutes of measuring
         check_editable(file, cost)
     found = Measuring(dialer, trial).laws(section)

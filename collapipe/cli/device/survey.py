@@ -16,7 +16,7 @@ from rich.console import Console
 from collapipe import __version__
 from collapipe.cli.device.hop_times import Trip, fit_hop, hop_trips
 from collapipe.cli.device.trial_round import LostDeviceError
-from collapipe.credentials.credentials import Credentials, load
+from collapipe.credentials.credentials import load
 from collapipe.credentials.member import expires_soon
 from collapipe.errors import (
     CancelledRoundError,
@@ -35,7 +35,7 @@ from pipeline.devices.control_unit.connection import ask_status
 from pipeline.devices.control_unit.dialling import BusyDeviceError
 from pipeline.devices.messages import FRAME_SHARE, DeviceStatus
 
-ANSWER_S = 8.0  # time in which a working device answers, also on a busy machine
+_ANSWER_S = 8.0  # time in which a working device answers, also on a busy machine
 CONTROL_UNIT = "control unit"
 _AT_ONCE = 64
 _COLUMNS = ("device", "doing", "version", "torch", "memory", "free", "speed", "certificate")
@@ -85,10 +85,11 @@ class Hop:
     busy: bool = False
 
 
-def own_credentials(file: Path, section: InventorySection) -> Credentials | None:
-    """Load the credentials that the inventory in ``file`` names. Raises ``ConfigError`` if they are
-    invalid."""
-    return load(file.parent / section.credentials) if section.credentials else None
+def dialer_of(file: Path, section: InventorySection) -> Dialer:
+    """Return a dialer with the credentials that the inventory in ``file`` names. Raises
+    ``ConfigError`` if they are invalid."""
+    own = load(file.parent / section.credentials) if section.credentials else None
+    return Dialer(own, _ANSWER_S)
 
 
 def ask_all(section: InventorySection, dialer: Dialer) -> list[list[SurveyedDevice]]:
@@ -174,8 +175,7 @@ def check(file: Path, as_json: bool) -> int:
     Raises ``ConfigError`` for an invalid file or credentials.
     """
     section = yaml_file.load(file).parse(InventorySection)
-    own = own_credentials(file, section)
-    dialer = Dialer(own, ANSWER_S)
+    dialer = dialer_of(file, section)
     clusters = ask_all(section, dialer)
     devices = [device for each in clusters for device in each]
     found = [hop for each in clusters for hop in time_hops(each, dialer, _SIZES, _REPEATS)]
@@ -189,7 +189,8 @@ def check(file: Path, as_json: bool) -> int:
             less = f"gives {amount(gives, 'B')}, the file's memory_bytes {amount(counted_on, 'B')}"
             print(f"warning: {each.name}: {less}; lower that, or raise --memory", file=sys.stderr)
     expiries = [(each.name, each.status.expires) for each in devices if each.status]
-    expiries += [(CONTROL_UNIT, own.expires)] if own else []
+    if dialer.credentials:
+        expiries.append((CONTROL_UNIT, dialer.credentials.expires))
     for name, expires in expiries:
         if expires is not None and expires_soon(expires):
             print(f"warning: {name}: certificate expires {expires:%F}; renew it", file=sys.stderr)
