@@ -53,7 +53,12 @@ def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
         indent = " " * _LABEL_COLUMNS
         width = max(_LEAST_COLUMNS, console.width - _LABEL_COLUMNS)
         wrapped = textwrap.wrap(text, width, break_on_hyphens=False)
-        console.print(f"{label:<{_LABEL_COLUMNS}}" + f"\n{indent}".join(wrapped), soft_wrap=True)
+        print_line(console, f"{label:<{_LABEL_COLUMNS}}" + f"\n{indent}".join(wrapped))
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a text unchanged: nothing in it is markup, an emoji's name, or a place to break it."""
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def three_digits(value: float) -> str:

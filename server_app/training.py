@@ -16,7 +16,7 @@ from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
 from collapipe.errors import BudgetSpentError, RoundFailedError
 from collapipe.flower import reply_limit
-from collapipe.formatting import counted
+from collapipe.formatting import counted, print_line
 from collapipe.models.cut import without_cut
 from collapipe.process.streams import lasting_output
 from collapipe.process.torch_device import use_threads
@@ -90,7 +90,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             missing = others(checkpoint, replies, places)
             lines.append(f"resumes after round {checkpoint.progress.round}{missing}")
         for line in filter(None, lines):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            print_line(console, line)
         _warn(settings)
         with summarised(folder, settings, history, console, places.called):
             write_shard_report(replies, tokenizer.labels, folder, console)
@@ -169,7 +169,7 @@ class _Run:
             strategy = self._strategy()
             weights = sum(each.numel() for each in strategy.model.weights.values())
             if (warning := noise_warning(self.settings, weights)) is not None:
-                self.console.print(warning, highlight=False, markup=False, soft_wrap=True)
+                print_line(self.console, warning)
             self._write_models(strategy.model, strategy.model.own_models)
             try:
                 with strategy.opened(grid):

@@ -145,7 +145,7 @@ def list_(authority: AuthorityPath) -> None:
         for each in opened.issued()
         for member in [each.member]
     ]
-    print_table(Console(highlight=False), ("name", "role", "state", "until", "serial"), rows)
+    print_table(Console(), ("name", "role", "state", "until", "serial"), rows)
 
 
 def _show(bundle: "Bundle") -> None:

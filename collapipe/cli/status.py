@@ -23,8 +23,7 @@ def show_status(folder: Path | None) -> None:
 
     Raises ``ConfigError`` if the folder is not a run's.
     """
-    lines = describe(reading.read_run(folder or reading.latest_run()), time.time())
-    print_lines(Console(highlight=False, markup=False), lines)
+    print_lines(Console(), describe(reading.read_run(folder or reading.latest_run()), time.time()))
 
 
 def show_deployment(folder: Path) -> None:
@@ -37,7 +36,7 @@ def show_deployment(folder: Path) -> None:
     from collapipe.deployment.server_folder import ServerFolder
 
     units, runs = overview(ServerFolder(folder.resolve()))
-    now_s, console = time.time(), Console(highlight=False, markup=False)
+    now_s, console = time.time(), Console()
     rows = [
         [each.name, each.state, "" if each.since_s is None else _ago(now_s - each.since_s)]
         for each in units
@@ -60,7 +59,7 @@ def describe(run: reading.Run, now_s: float) -> list[Line]:
         ("run", _state(run, now_s)),
         ("folder", printable(str(run.folder))),
         ("round", _progress(run)),
-        *(_results(run)),
+        *_results(run),
         *(_units(run, last) if last else []),
         *(_devices(run, last) if last else []),
         *(_checkpoint(run.folder, now_s)),

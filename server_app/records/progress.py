@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collapipe.errors import Called, printable
-from collapipe.formatting import counted, seconds
+from collapipe.formatting import counted, print_line, seconds
 from collapipe.report import RoundReport, Score, UnitsEvaluation
 from collapipe.step_law import interval
 from server_app.evaluation import Evaluated
@@ -67,7 +67,7 @@ class RunProgress:
 
     def print_line(self, text: str) -> None:
         """Print a line that stays."""
-        self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_line(self._live.console, text)
 
     def step(self, unit: int, step: int, loss: float, samples: int, tokens: int) -> None:
         """Show that a unit has finished a step."""

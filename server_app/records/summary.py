@@ -13,7 +13,7 @@ from rich.console import Console
 
 from collapipe.config import Settings
 from collapipe.errors import Called, CollaPipeError, ConfigError, StorageError
-from collapipe.formatting import counted
+from collapipe.formatting import counted, print_line
 from collapipe.plan import ClusterPlan
 from collapipe.privacy.accounting import affordable_rounds
 from collapipe.report import RoundReport, UnitsEvaluation
@@ -102,8 +102,7 @@ def summarised(
             rows = _end_rows(history, settings, ended, wall_s, called)
             console.print(end_table([*rows, ("folder", str(folder.path))]), soft_wrap=True)
             if error is not None:
-                text = how_to_go_on(folder.path, resume_command(settings))
-                console.print(text, highlight=False, markup=False, soft_wrap=True)
+                print_line(console, how_to_go_on(folder.path, resume_command(settings)))
 
 
 def _summary(history: History, settings: Settings, error: BaseException | None) -> dict[str, Any]:

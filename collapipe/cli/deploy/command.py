@@ -91,7 +91,7 @@ def check(
     found = [*findings(path)]
     if path.is_file():
         found += check_owner(path, read_owner(path))
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console()
     for each in found:
         result = each.found if each.error is None else f"PROBLEM: {each.error}"
         print_lines(console, [(each.what, printable(result))])

@@ -26,7 +26,7 @@ class Measured:
 
 def show(found: Sequence[Measured], cost: BlockCost, tokens: int, taken: str) -> None:
     """Print a table of the laws; the text ``taken`` says of what they are."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console()
     print_table(console, _COLUMNS, [(" - ".join(each.key[1:]), *_law(each)) for each in found])
     lines = [
         ("u, v", f"a block's seconds of a sample and of a micro-batch{taken}"),

@@ -202,7 +202,7 @@ def check(file: Path, as_json: bool) -> int:
 
 
 def _show(devices: Sequence[SurveyedDevice], found: Sequence[Hop]) -> None:
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console()
     print_table(console, _COLUMNS, [(each.name, *_cells(each)) for each in devices])
     console.print()
     print_table(console, _HOP_COLUMNS, [(_way(hop), *_times(hop)) for hop in found])

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from round_report import round_report
 
+from collapipe.formatting import print_line, print_lines
 from collapipe.report import ClusterCost, RoundCost
 from server_app.records.progress import RunProgress, end_table
 
@@ -18,6 +19,14 @@ def test_markup_is_shown_as_text() -> None:
     shown = io.StringIO()
     Console(file=shown, width=80).print(end_table([("[b]", "2 [/b] + 4 \x1b[31mred\nline")]))
     assert shown.getvalue().split() == ["[b]", "2", "[/b]", "+", "4", "[31mred", "line"]
+
+
+def test_a_line_is_printed_unchanged() -> None:
+    """A folder may have a name that looks like an emoji's or like markup, and may be long."""
+    shown, path = io.StringIO(), f"/runs/:bee:/[b]/{'long ' * 30}1"
+    print_line(console := Console(file=shown, width=40, force_terminal=True), path)
+    print_lines(console, [("folder", "/:bee:/[b]/1")])
+    assert shown.getvalue() == f"{path}\nfolder      /:bee:/[b]/1\n"
 
 
 def test_each_cause_is_shown_once_and_in_one_line() -> None:
