@@ -14,6 +14,7 @@ import typer
 from typer import Argument, Option
 
 from collapipe.cli.device.log_limits import JsonLines, LogLimits
+from collapipe.cli.options import Json
 from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.member import Role, check_name
 from collapipe.errors import ConfigError, faults_of
@@ -83,10 +84,7 @@ def device(
 
 
 @app.command()
-def check(
-    inventory: Inventory,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+def check(inventory: Inventory, as_json: Json = False) -> None:
     """Query every device of an inventory, and time the hops; status 1 if any fails."""
     from collapipe.cli.device.survey import check as ask
 
