@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import chain, count, islice
 from pathlib import Path
 
 from collapipe.cli.up import Started, run_or_wait, started
@@ -27,7 +26,7 @@ def trial(units: int, rows: Path | None, run: Sequence[str], program: Sequence[s
     ``collapipe`` with the arguments after it. Returns the command's exit status; without a command,
     0 after Ctrl-C.
     """
-    names = [*islice(chain(_NAMES, (f"unit-{n}" for n in count(len(_NAMES)))), units)]
+    names = [*_NAMES, *(f"unit-{number}" for number in range(len(_NAMES), units))][:units]
     with ExitStack() as stack:
         logs = stack.enter_context(TemporaryFolder("trial"))
         folder = create(logs / "federation", names, _HOST, free_port(), free_port())
