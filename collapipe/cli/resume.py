@@ -92,9 +92,8 @@ def _saved(run_dir: Path, here: str) -> list[str]:
 
 def _without_replaced(saved: Sequence[str]) -> list[str]:
     """Remove references that a later value of the same option replaces, such as a run's paths."""
-    later = [saved[number:] for number in range(1, len(saved) + 1)]
     return [
         each
-        for each, others in zip(saved, later, strict=True)
-        if not _REFERENCE.search(each) or len(merged([each], others)) > len(others)
+        for number, each in enumerate(saved, 1)
+        if not _REFERENCE.search(each) or len(merged([each], saved[number:])) > len(saved) - number
     ]

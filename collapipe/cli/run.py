@@ -213,7 +213,8 @@ def unused_folder(folder: Path, chosen: bool) -> Path:
 
 def quieten() -> None:
     """Silence libraries, unless environment variables say otherwise."""
-    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
 
 
 def check_devices(settings: Settings) -> None:
