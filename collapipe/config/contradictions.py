@@ -196,8 +196,7 @@ def faults_in_length(settings: Settings) -> Iterator[str]:
 def faults_in_data(settings: Settings) -> Iterator[str]:
     """Yield a message if the server would need rows from the simulated units' training file."""
     data, where = settings.data, settings.evaluation.where
-    shared = value_at(settings.tree, "data.partitioner") is not None
-    if shared and data.holds_out and settings.evaluates_on_server:
+    if not settings.has_owners_rows and data.holds_out and settings.evaluates_on_server:
         missing = "test" if data.validation_file else "validation"
         yield (
             f"evaluation.where={where}: data.{missing}_file is not set, and the server opens no "

@@ -57,6 +57,11 @@ class Settings(Resolved):
     tracking: sections.TrackingSettings
 
     @property
+    def has_owners_rows(self) -> bool:
+        """Whether a unit has its owner's training rows, not a part of rows that all units share."""
+        return value_at(self.tree, "data.partitioner") is None
+
+    @property
     def server_has_heads(self) -> bool:
         """Whether the server may train heads on activations that units send."""
         return not self.framework.unsplit and self.decoder.mode != "control_unit"

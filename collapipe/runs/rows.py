@@ -69,10 +69,10 @@ def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None
         try:
             rows = load_rows(settings, split)
         except NoRowsError:
-            if not _is_owners(settings):
+            if not settings.has_owners_rows:
                 raise
             return None
-        own = rows if _is_owners(settings) else _held_out_part(settings, rows, unit)
+        own = rows if settings.has_owners_rows else _held_out_part(settings, rows, unit)
         return own if len(own) else None
 
 
@@ -87,7 +87,7 @@ def check_source(settings: Settings) -> None:
 def load_shard(settings: Settings, unit: int) -> Dataset:
     """Return a unit's training rows; a simulated unit gets its part of all rows."""
     with _loading:
-        if _is_owners(settings):
+        if settings.has_owners_rows:
             return _train(settings)
         partitioner, units = _partitioner(settings), settings.federation.num_units
         own = shard(partitioner, unit)
@@ -169,7 +169,7 @@ def _pretrained(settings: Settings) -> str | None:
 def _splits(settings: Settings) -> Splits:
     data, task = settings.data, settings.task
     if data.brought:
-        return read(data, task.columns, settings.seed, hold_out=not _is_owners(settings))
+        return read(data, task.columns, settings.seed, hold_out=not settings.has_owners_rows)
     return returned(task.splits(settings.seed), Splits, f"task: {type(task).__qualname__}.splits")
 
 
@@ -203,11 +203,6 @@ def _partitioner(settings: Settings) -> "Partitioner":
     partitioner = _built(settings.tree["data"]["partitioner"], _train(settings))
     partitioner.dataset = _train(settings)
     return partitioner
-
-
-def _is_owners(settings: Settings) -> bool:
-    """Whether all training rows belong to this unit's owner."""
-    return settings.tree["data"]["partitioner"] is None
 
 
 def _held_out_part(settings: Settings, rows: Dataset, unit: int) -> Dataset:
