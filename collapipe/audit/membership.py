@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 from numpy.typing import NDArray
-from scipy.stats import rankdata
+from scipy.stats import mannwhitneyu
 
 from collapipe.audit.material import AT_ONCE, drawn
 from collapipe.audit.result import Membership, Share
@@ -30,7 +30,7 @@ def membership_of(
 
     Returns None if training rows are only on their owners' machines.
     """
-    if settings.runtime.name == "deployment" or settings.tree["data"]["partitioner"] is None:
+    if settings.runtime.name == "deployment" or settings.has_owners_rows:
         return None
     shards = load_shards(settings)
     trained = concatenate_datasets(shards) if unit is None else shards[unit]
@@ -82,7 +82,5 @@ def advantage(members: _Losses, others: _Losses) -> _Losses:
 
 def auc(members: _Losses, others: _Losses) -> _Losses:
     """Return how often a member's loss is below another row's; ties count half (Mann–Whitney)."""
-    m, n = members.shape[-1], others.shape[-1]
-    ranks = rankdata(np.concatenate([members, others], -1), axis=-1)
-    above = ranks[..., m:].sum(-1) - n * (n + 1) / 2
-    return np.asarray(above / (m * n))
+    found = mannwhitneyu(others, members, axis=-1, method="asymptotic")
+    return np.asarray(found.statistic / (members.shape[-1] * others.shape[-1]))
