@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from scipy.special import stdtrit
 
@@ -32,11 +33,10 @@ class Interval:
 
 def over_seeds(values: Iterable[float]) -> Interval:
     """Return the interval of the mean, given one value per seed."""
-    values = list(values)
-    count = len(values)
-    mean = math.fsum(values) / count
+    values = [*values]
+    mean, count = fmean(values), len(values)
     if count == 1:
         return Interval(mean, None, None)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance / count)
+    deviation = stdev(values) / math.sqrt(count)  # of the mean
+    half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * deviation
     return Interval(mean, mean - half, mean + half)
