@@ -22,6 +22,7 @@ T = TypeVar("T")
 NO_UPLOADS = "uploads not counted"
 SOME_UPLOADS = "uploads counted in some rounds only"
 _CHECKPOINT = re.compile(r"[0-9]{6,}")
+_OUTPUTS = Path("outputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +144,21 @@ def read_run(folder: Path) -> Run:
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
     _check_complete(folder, summary, len(rounds))
     shards = read_shards(folder)
-    rows = {shard.unit: shard.rows for shard in shards.shards}
-    names = {shard.unit: shard.name for shard in shards.shards if shard.name}
     choices = _read(_CHOICES, folder / "choices.json")
     if choices is None:
         raise ConfigError(f"{folder / 'choices.json'}: is missing; restore it")
-    labelled = bool(shards.labels)
-    version = version_of(text)
-    return Run(folder, version, text, tree, rounds, summary, rows, choices, names, labelled)
+    return Run(
+        folder=folder,
+        version=version_of(text),
+        config_text=text,
+        tree=tree,
+        rounds=rounds,
+        summary=summary,
+        shard_rows={shard.unit: shard.rows for shard in shards.shards},
+        choices=choices,
+        names={shard.unit: shard.name for shard in shards.shards if shard.name},
+        predicts_labels=bool(shards.labels),
+    )
 
 
 def reported_labels(run_dir: Path) -> Counter[str]:
@@ -159,18 +167,18 @@ def reported_labels(run_dir: Path) -> Counter[str]:
     return sum((Counter(shard.labels) for shard in read_shards(run_dir).shards), Counter[str]())
 
 
-def latest_run(outputs: Path = Path("outputs")) -> Path:
-    """Return the folder below ``outputs`` of the run that last began or ended a round.
+def latest_run() -> Path:
+    """Return the folder below ``./outputs`` of the run that last began or ended a round.
 
     Raises ``ConfigError`` if there is no run.
     """
     last = {
         config.parent: max(map(modified_s, (config, config.with_name("metrics.jsonl"))))
-        for config in outputs.rglob("config.yaml")
+        for config in _OUTPUTS.rglob("config.yaml")
         if config.with_name("overrides.json").is_file()
     }
     if not last:
-        raise ConfigError(f"{outputs.absolute()}: holds no run; name the folder of a run")
+        raise ConfigError(f"{_OUTPUTS.absolute()}: holds no run; name the folder of a run")
     return max(last, key=last.__getitem__)
 
 
