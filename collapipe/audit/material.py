@@ -89,7 +89,7 @@ class Encoder:
     @classmethod
     def of(cls, spec: ModelSpec, model: SplitModel, vocabulary: Vocabulary) -> "Encoder":
         """Return the encoder of a model of ``spec``; weights are shared, not copied."""
-        weights, frozen = {k: v.detach() for k, v in model.state_dict().items()}, 0
+        weights, frozen = dict(model.state_dict()), 0
         if isinstance(spec, CutSpec):
             weights, spec = spec.in_base(weights), spec.base
         if isinstance(spec, StemSpec):

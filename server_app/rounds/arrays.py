@@ -23,8 +23,7 @@ def arrays_of(weights: Tensors) -> ArrayRecord:
 
 def untrained(settings: Settings, tokenizer: Tokenizer) -> Tensors:
     """Return the run's initial model."""
-    first = initial_model(settings, tokenizer).state_dict()
-    return {name: tensor.detach() for name, tensor in first.items()}
+    return dict(initial_model(settings, tokenizer).state_dict())
 
 
 def fitted(model: Tensors, settings: Settings, vocabulary: Vocabulary) -> Tensors:
