@@ -123,8 +123,11 @@ def rule(fault: Mapping[str, Any]) -> str:
     return one_line(template.format(**context) if template else fault["msg"])
 
 
-def fault_of(error: ValidationError) -> str:
-    """Return the first fault with its place: ``segments[0].rows: must be above 0, not -3``."""
+def fault_of(error: BaseException) -> str:
+    """Return the first fault with its place: ``segments[0].rows: must be above 0, not -3``; of an
+    error that is not pydantic's, its message."""
+    if not isinstance(error, ValidationError):
+        return one_line(error)
     if (count := error.error_count()) > _MOST_FAULTS:
         return f"{count:,} values are invalid"
     first = error.errors(include_url=False)[0]
@@ -144,7 +147,7 @@ def from_json(
     """
     try:
         return kind.validate_json(content)
-    except ValidationError as error:
+    except (ValidationError, ConfigError) as error:  # the second one by a class of ours
         raise ConfigError(f"{file}: not {what} ({fault_of(error)}){way_out}") from error
 
 

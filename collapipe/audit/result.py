@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from collapipe.errors import ConfigError
 from collapipe.models.sent_rows import Reads
@@ -163,11 +163,8 @@ def read_audit(run_dir: Path) -> Audit | None:
         if not isinstance(tree, dict) or tree.pop(_MARK, None) is not True:
             raise ValueError("no audit wrote it")
         return _AUDIT.validate_python(tree)
-    except ValidationError as error:
-        raise ConfigError(
-            f"{file}: {fault_of(error)}; move the file away, and audit again"
-        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{file}: not the result of an audit ({error}); move the file away"
+            f"{file}: not the result of an audit ({fault_of(error)}); move the file away, and "
+            "audit again"
         ) from error

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError
 from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
 from collapipe.validation import fault_of
@@ -59,6 +59,7 @@ def read_packed(
                 if text.startswith(beginning):
                     yield kind.validate_json(text)
     except (OSError, EOFError, zlib.error, ValidationError, ConfigError) as error:
-        why = fault_of(error) if isinstance(error, ValidationError) else one_line(error)
         where = f"{file}: " if number is None else f"{file}: round {number}: "
-        raise ConfigError(f"{where}not what a run writes ({why}); restore or delete it") from error
+        raise ConfigError(
+            f"{where}not what a run writes ({fault_of(error)}); restore or delete it"
+        ) from error

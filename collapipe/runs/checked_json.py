@@ -39,10 +39,8 @@ def valid(kind: TypeAdapter[T], where: str, tree: object) -> T:
     """Return a validated tree. Raises ``ConfigError``, which begins with ``where``."""
     try:
         return kind.validate_python(tree)
-    except ValidationError as error:
+    except (ValidationError, ConfigError) as error:  # the second one if a plan contradicts itself
         raise ConfigError(f"{where}: {fault_of(error)}") from error
-    except ConfigError as error:  # a plan that contradicts itself
-        raise ConfigError(f"{where}: {error}") from error
 
 
 def _shortened(node: Any) -> Any:

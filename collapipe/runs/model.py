@@ -6,11 +6,10 @@ Its frozen weights, the base, are named by digests, and kept in the folder only 
     model/base/SHA256.safetensors  parts that the pretrained model's own files do not have
 """
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -245,23 +244,27 @@ def _check_unit(run_dir: Path, settings: Settings, unit: int | None) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """The entries of ``model.json`` that are read again, as ``Tokenizer.described`` made them."""
+
+    marks: SpecialTokens
+    labels: list[str]
+    chat: ChatTemplate | None
+
+
+_DESCRIBED = TypeAdapter(_Described)
+
+
 def read_tokenizer(model_dir: Path) -> Tokenizer:
     """Read the tokeniser from a run's folder ``model``. Raises ``ConfigError`` if it is invalid."""
     words, known = model_dir / "tokenizer.json", model_dir / "model.json"
-    try:
-        rest = json.loads(known.read_text(encoding="utf-8"))
-        special_tokens = SpecialTokens(**rest["marks"])
-        labels = [str(label) for label in rest["labels"]]
-        template = None if rest["chat"] is None else ChatTemplate(**rest["chat"])
-        if not all(isinstance(token, str) for token in asdict(special_tokens).values()):
-            raise TypeError("a special token that is no text")
-    except (ValueError, TypeError, KeyError, RecursionError, ConfigError) as error:
-        why = one_line(error)
-        raise ConfigError(f"{known}: does not describe a tokeniser ({why}); restore it") from error
+    what = "the description of a tokeniser"
+    rest = from_json(_DESCRIBED, known, known.read_bytes(), what, "; restore it")
     try:
         text = words.read_text(encoding="utf-8")
         check_tokenizer(text)
-        return Tokenizer(text, special_tokens, labels, template)
+        return Tokenizer(text, rest.marks, rest.labels, rest.chat)
     except (UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{words}: not a tokeniser ({one_line(error)})") from error
 

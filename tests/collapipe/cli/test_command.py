@@ -313,6 +313,9 @@ def test_a_trusted_module_that_is_not_installed_is_an_error(
     assert "task._target_=mine.tasks.Dates: No module named 'mine'" in err
 
 
+_CHAT = '{"source": "{{ texts }}", "special_tokens": {}, "day": "2026-01-01"}'
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -321,6 +324,8 @@ def test_a_trusted_module_that_is_not_installed_is_an_error(
         ("config.yaml", "a: [1", "not a saved configuration"),
         ("config.yaml", "- 1", "not a saved configuration"),
         ("model/tokenizer.json", "{}", "not a tokeniser"),
+        ("model/model.json", '{"marks": {"pad": 3}, "labels": []}', "(marks.pad: must be a text"),
+        ("model/model.json", f'{{"marks": {{}}, "labels": [], "chat": {_CHAT}}}', "chat template"),
         ("model/model.safetensors", "nonsense", "not the weights of this run's model"),
     ],
 )
