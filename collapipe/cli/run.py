@@ -13,8 +13,9 @@ from rich.console import Console
 
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.config.composing import sweep_dir
+from collapipe.config.composing import FOLDERS_OR_NAMES, PATHS, sweep_dir
 from collapipe.config.overrides import expand, parse, setting
+from collapipe.config.resolved import value_at
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 from collapipe.formatting import counted, print_table
@@ -286,16 +287,8 @@ def _run_deployed(settings: Settings, resume: str | None) -> None:
 
 def absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> list[str]:
     """Return overrides that mean the same in another working directory and at another time."""
-    tree, data = settings.tree, settings.data
-    hub = {"data.name": data.name, "data.tokenizer": data.tokenizer}  # ids, or folders
-    hub["model.name"] = tree["model"].get("name")
-    named = {
-        "hydra.run.dir": folder,
-        **{f"data.{option}": path for option, path in data.paths().items()},
-        **{option: Path(name) for option, name in hub.items() if name and Path(name).is_dir()},
-    }
-    paths = ("cluster", "file"), ("channel", "file"), ("adapter", "path"), ("task", "chat_template")
-    for group, option in paths:
-        if path := tree[group].get(option):
-            named[f"{group}.{option}"] = Path(path)
-    return [*overrides, *(setting(option, path.resolve()) for option, path in named.items())]
+    given = {option: value_at(settings.tree, option) for option in (*PATHS, *FOLDERS_OR_NAMES)}
+    named = {option: Path(str(each)) for option, each in given.items() if each}
+    paths = {option: path for option, path in named.items() if option in PATHS or path.is_dir()}
+    paths["hydra.run.dir"] = folder
+    return [*overrides, *(setting(option, path.resolve()) for option, path in paths.items())]

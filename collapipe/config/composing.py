@@ -28,17 +28,12 @@ from collapipe.validation import nearest
 OWN = Path("conf")  # a user's files, in the current folder
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 _OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")  # Hydra's other options would have no effect
-_PATHS = (  # options that may name a file or folder of this machine
-    *(f"data.{each}" for each in ("root", "name", "tokenizer")),
+PATHS = (  # options that name a file or folder of this machine
+    "data.root",
     *(f"data.{split}_file" for split in ("train", "validation", "test")),
-    "task.root",
-    "task.chat_template",
-    "model.name",
-    "adapter.path",
-    "cluster.file",
-    "channel.file",
-    "runtime.federation",
+    *("task.chat_template", "adapter.path", "cluster.file", "channel.file"),
 )
+FOLDERS_OR_NAMES = "data.name", "data.tokenizer", "model.name"  # a folder, or a name at the hub
 _composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
 
 
@@ -50,7 +45,7 @@ def compose(overrides: Sequence[str]) -> Resolved:
     tree = composed(overrides)
     options = options_of(tree)
     check_values("", options)
-    for name in _PATHS:
+    for name in (*PATHS, *FOLDERS_OR_NAMES, "task.root", "runtime.federation"):
         section, _, option = name.partition(".")
         if isinstance(given := (options.get(section) or {}).get(option), str):
             options[section][option] = in_home(given)
