@@ -14,7 +14,7 @@ from rich.text import Text
 
 from collapipe.errors import Called, printable
 from collapipe.formatting import counted, print_line, seconds
-from collapipe.report import RoundReport, Score, UnitsEvaluation
+from collapipe.report import ClusterCost, RoundReport, Score, UnitsEvaluation
 from collapipe.step_law import interval
 from server_app.evaluation import Evaluated
 
@@ -93,38 +93,30 @@ class RunProgress:
             speed=f"{speed:,.0f}",
         )
         self._restart()
-        for unit, cause in report.excluded.items():
-            if self._excluded.get(unit) != cause:
-                name = self._called(unit)
-                self.print_line(f"round {report.round}: {name} is excluded: {printable(cause)}")
-        self._excluded = dict(report.excluded)
-        if report.skipped is not None:
-            again = report.skipped == self._skipped
-            why = "for the same reason" if again else printable(report.skipped)
-            self.print_line(f"round {report.round}: skipped: {why}")
-        self._skipped = report.skipped
-        for unit, cause in report.failures.items():
-            without = f"ended without {self._called(unit)}"
-            self.print_line(f"round {report.round}: {without}: {printable(cause)}")
-        for unit, events in report.events.items():
-            for event in events:
-                self.print_line(f"round {report.round}: {self._called(unit)}: {printable(event)}")
+        for line in self._incidents(report):
+            self.print_line(f"round {report.round}: {line}")
+        self._excluded, self._skipped = dict(report.excluded), report.skipped
         for unit, cost in report.costs.items():
-            how = f"pipeline of {seconds(cost.pipeline_s)}, modelled"
-            if measured_s := report.pipeline_s.get(unit):
-                ratio = measured_s / (cost.pipeline_s or math.inf)
-                planned = seconds(cost.pipeline_s)
-                if cost.spread:
-                    bounds = interval(cost.pipeline_s, cost.spread)
-                    planned += f" ({' … '.join(map(seconds, bounds))})"
-                took = seconds(measured_s)
-                how = f"pipeline took {took}, {ratio:.2f} times the planned {planned}"
+            how = _pipeline(cost, report.pipeline_s.get(unit))
             _log.info("round %d: %s: %s", report.round, self._called(unit), how)
         if not self._console.is_terminal and report.train_loss is not None:
             self.print_line(
                 f"round {report.round}/{self._rounds}  train loss {loss}  "
                 f"{speed:,.0f} {self._per_s}  {wall_s:.1f} s"
             )
+
+    def _incidents(self, report: RoundReport) -> Iterator[str]:
+        """Yield new exclusions, the reason of a skipped round, failures, and devices' events."""
+        for unit, cause in report.excluded.items():
+            if self._excluded.get(unit) != cause:
+                yield f"{self._called(unit)} is excluded: {printable(cause)}"
+        if report.skipped is not None:
+            again = report.skipped == self._skipped
+            yield f"skipped: {'for the same reason' if again else printable(report.skipped)}"
+        for unit, cause in report.failures.items():
+            yield f"ended without {self._called(unit)}: {printable(cause)}"
+        for unit, events in report.events.items():
+            yield from (f"{self._called(unit)}: {printable(event)}" for event in events)
 
     def evaluation(self, round_: int, evaluated: Evaluated) -> None:
         """Show an evaluation of the model."""
@@ -136,6 +128,17 @@ class RunProgress:
             self.print_line(f"{where}  evaluation loss {found.loss:.4f}  {shown(found.score)}")
         for line in evaluation_lines(evaluated.units, self._called) if evaluated.units else ():
             self.print_line(f"{where}  {line}")
+
+
+def _pipeline(cost: ClusterCost, measured_s: float | None) -> str:
+    """Describe the modelled seconds of a unit's pipeline and, on real devices, measured ones."""
+    planned = seconds(cost.pipeline_s)
+    if not measured_s:
+        return f"pipeline of {planned}, modelled"
+    if cost.spread:
+        planned += f" ({' … '.join(map(seconds, interval(cost.pipeline_s, cost.spread)))})"
+    ratio = measured_s / (cost.pipeline_s or math.inf)
+    return f"pipeline took {seconds(measured_s)}, {ratio:.2f} times the planned {planned}"
 
 
 def evaluation_lines(units: UnitsEvaluation, called: Called) -> Iterator[str]:
