@@ -27,21 +27,21 @@ def write_shard_report(
     ``folder``. The file keeps units of an earlier part of the run that have not replied. ``labels``
     are the run's, in the order of their ids. Raises ``StorageError`` if a file cannot be written,
     and ``ConfigError`` if the earlier one is invalid."""
-    units = list(replies)
-    numbers = [f"{replies[unit].name} {unit}".lstrip() for unit in units]
-    sizes, counts = [replies[u].num_rows for u in units], [replies[u].labels for u in units]
     held: list[dict[str, Any]] = [
-        {"unit": unit, "rows": size, "labels": dict(count)} | _named(replies[unit].name)
-        for unit, size, count in zip(units, sizes, counts, strict=True)
+        {"unit": unit, "rows": each.num_rows, "labels": dict(each.labels)} | _named(each.name)
+        for unit, each in replies.items()
     ]
     earlier = (each for each in read_shards(folder.path).shards if each.unit not in replies)
     held += [{"labels": {}} | each.model_dump(exclude_defaults=True) for each in earlier]
     _write(folder, {"labels": [*labels], "shards": sorted(held, key=lambda each: each["unit"])})
+    names = [f"{each.name} {unit}".lstrip() for unit, each in replies.items()]
+    sizes = [each.num_rows for each in replies.values()]
+    counts = [each.labels for each in replies.values()]
     try:
         from server_app.records import shard_picture  # and with it Matplotlib
 
         with folder.replacing("shards.png") as file:
-            shard_picture.draw(numbers, sizes, counts, labels, file)
+            shard_picture.draw(names, sizes, counts, labels, file)
     except StorageError:
         raise
     except Exception as error:  # Matplotlib depends on the user's settings and fonts
@@ -49,10 +49,8 @@ def write_shard_report(
     columns = Column("unit", justify="right"), Column("rows", justify="right")
     last = "labels" if any(counts) else ""
     table = Table(*columns, last, box=None, padding=(0, 2, 0, 0), header_style="")
-    for unit, number in [*zip(units, numbers, strict=True)][:_SHOWN_UNITS]:
-        table.add_row(
-            escape(number), f"{replies[unit].num_rows:,}", escape(_most(replies[unit].labels))
-        )
+    for name, size, count in [*zip(names, sizes, counts, strict=True)][:_SHOWN_UNITS]:
+        table.add_row(escape(name), f"{size:,}", escape(_most(count)))
     if len(sizes) > _SHOWN_UNITS:
         table.add_row("…", "", f"{len(sizes) - _SHOWN_UNITS} more units, see shards.json")
     console.print(table, soft_wrap=True)
