@@ -1,6 +1,5 @@
 """``collapipe up``: start daemons on this machine, with an inventory of them, for trials."""
 
-import json
 import logging
 import os
 import re
@@ -9,9 +8,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 from collapipe.cli.device.command import memory_bytes
 from collapipe.cli.exit_status import Reported
@@ -25,6 +25,10 @@ from collapipe.process.folders import TemporaryFolder
 from collapipe.runs.confirmation import started_by
 
 _READY = ": ready on "
+_HEADER = (
+    "# Daemons of `collapipe up` on this machine. Speeds and rates are assumed alike, not\n"
+    "# measured: `collapipe device measure` measures them. The model is a run's without options.\n"
+)
 _POLL_S, _LOOK_S, _END_S = 0.1, 1.0, 20.0
 
 
@@ -34,16 +38,6 @@ class Started(NamedTuple):
     command: tuple[str, ...]
     words: str
     times: int
-
-
-@dataclass(frozen=True, slots=True)
-class LocalDevice:
-    """A device daemon on this machine."""
-
-    name: str
-    address: str
-    process_id: int
-    memory: str
 
 
 def up(
@@ -169,10 +163,18 @@ def _daemon_commands(
 
 def _devices(
     processes: "Mapping[Path, subprocess.Popen[bytes]]", memory: Sequence[str]
-) -> list[LocalDevice]:
-    """Return the started daemons; each wrote its address to its log."""
+) -> list[dict[str, object]]:
+    """Return the started daemons for the inventory; each wrote its address to its log. Speeds are
+    placeholders, equal for all."""
     return [
-        LocalDevice(log.stem, address, process.pid, share)
+        {
+            "name": log.stem,
+            "address": address,
+            "process_id": str(process.pid),
+            "flops_per_s": 1e10,
+            "d2d_rate_bps": 8e9,
+            "memory_bytes": memory_bytes(share),
+        }
         for (log, process), share in zip(processes.items(), memory, strict=True)
         for address in re.findall(f"{_READY}(.+)", log.read_text())
     ]
@@ -214,25 +216,15 @@ def _check_running(
             raise RoundFailedError(f"{shown}: has ended: {last_line(log.read_text())}")
 
 
-def _inventory(groups: Sequence[Sequence[LocalDevice]], credentials: Path) -> str:
-    """Return the inventory as YAML; speeds are placeholders, equal for all devices."""
-    lines = [
-        "# Daemons of `collapipe up` on this machine. Speeds and rates are assumed alike, not",
-        "# measured: `collapipe device measure` measures them.",
-        "batch_size: 64",
-        "model: {name: dates_transformer, tokens: 32} # of a run without options",
-        f"credentials: {json.dumps(str(credentials))}",
-        "clusters:",
-    ]
-    for n, group in enumerate(groups):
-        lines += [f"  - name: cluster-{n}", "    devices:"]
-        for each in group:
-            lines += [
-                f"      - name: {each.name}",
-                f"        address: {each.address}",
-                f'        process_id: "{each.process_id}"',
-                "        flops_per_s: 1.0e10",
-                "        d2d_rate_bps: 8.0e9",
-                f"        memory_bytes: {memory_bytes(each.memory):.0f}",
-            ]
-    return "\n".join(lines) + "\n"
+def _inventory(groups: Sequence[Sequence[Mapping[str, object]]], credentials: Path) -> str:
+    """Return the inventory of the clusters' devices as YAML."""
+    tree = {
+        "batch_size": 64,
+        "model": {"name": "dates_transformer", "tokens": 32},
+        "credentials": str(credentials),
+        "clusters": [
+            {"name": f"cluster-{n}", "devices": devices} for n, devices in enumerate(groups)
+        ],
+    }
+    text: str = yaml.safe_dump(tree, allow_unicode=True, sort_keys=False)
+    return _HEADER + text
