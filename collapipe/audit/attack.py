@@ -104,9 +104,7 @@ def _by_cut(
     rows of ``sent``.
     """
     public, private = (
-        encoder.activations(
-            texts, _generator(held, "dropout", side) if state == "trained" else None
-        )
+        encoder.activations(texts, held.generator("dropout", side) if state == "trained" else None)
         for side, texts in (("public", held.public), ("private", held.private))
     )
     table = inverters.table_of(encoder, held.tokenizer.vocabulary.size)
@@ -137,7 +135,7 @@ def _recoveries(
     and rounding are applied here. Without ``whole``, only fitted attacks are used."""
     size, texts = len(table), held.private
     public, private = (
-        travelled(each, condition.precision, condition.noise, _generator(held, "wire", side))
+        travelled(each, condition.precision, condition.noise, held.generator("wire", side))
         for side, each in zip(("public", "private"), rows, strict=True)
     )
     pooled = condition.reads == "first"
@@ -220,7 +218,3 @@ def _hidden(settings: Settings) -> str:
         noise = f"privacy.noise_multiplier={chosen.noise_multiplier:g}"
         sentences.append(f"The server sees {what} {when} the run's noise of {noise}.")
     return " ".join(sentences)
-
-
-def _generator(held: Material, *purpose: str) -> torch.Generator:
-    return torch.Generator().manual_seed(derive(held.settings.seed, "audit", *purpose))

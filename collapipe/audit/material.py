@@ -186,6 +186,10 @@ class Material:
             hashlib.sha256(public.read_bytes()).hexdigest(),
         )
 
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Return a generator of random numbers, seeded by the run's seed and their purpose."""
+        return torch.Generator().manual_seed(derive(self.settings.seed, "audit", *purpose))
+
 
 def _public_texts(settings: Settings, file: Path) -> list[str]:
     """Return texts of the task's first column, or of a file's lines; lists are joined by blanks."""

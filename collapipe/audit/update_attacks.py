@@ -18,7 +18,6 @@ from collapipe.audit.recovery import frequent, share_of
 from collapipe.audit.result import State, UpdateCondition, UpdateRecovery
 from collapipe.audit.updates import Attacked, arrived, update_of
 from collapipe.models.split import SplitModel
-from collapipe.seeds import derive
 from collapipe.state import Precision
 from collapipe.tasks.task import Examples
 from collapipe.tensors import Batch, Tensors
@@ -69,14 +68,14 @@ def _measured(
     held: Material, model: SplitModel, attacked: Attacked, conditions: Sequence[UpdateCondition]
 ) -> list[UpdateRecovery]:
     """Yield recoveries from the same rounds under each of ``conditions``, of noise and rounding."""
-    size, seed = (conditions[0].rows, conditions[0].steps), held.settings.seed
+    size = conditions[0].rows, conditions[0].steps
     words = _Words.of(held, model, attacked.embedding) if attacked.embedding else None
     labels = _Labels.fitted(held, model, attacked.bias, *size) if attacked.bias else None
     counts: dict[UpdateCondition, list[list[int]]] = {each: [] for each in conditions}
     for batches in _rounds(held.examples, *size):
         changes, bound = update_of(model, held.settings, [*filter(None, attacked)], batches)
         for condition, counted in counts.items():
-            noise = torch.Generator().manual_seed(derive(seed, "audit", "noise", len(counted)))
+            noise = held.generator("noise", len(counted))
             deviation = condition.noise_multiplier * bound
             received = {
                 name: arrived(change, condition.precision, deviation, noise)
@@ -179,7 +178,7 @@ class _Labels:
     ) -> "_Labels":
         """Fit the attack to simulated rounds with public texts and random labels."""
         size = held.tokenizer.vocabulary.num_labels
-        draw = torch.Generator().manual_seed(derive(held.settings.seed, "audit", "labels"))
+        draw = held.generator("labels")
         shares, changes = list[Tensor](), list[Tensor]()
         for number, batches in enumerate(_rounds(held.public_examples, rows, steps)):
             if number == _SHADOWS:
