@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 3  # exit status after a second signal
 _UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+_MEMORY = re.compile(r"(\d+\.?\d*|\.\d+)(kB|MB|GB)")
 _HUB_ID = re.compile(r"[\w-]+(/[\w.-]+)?")  # NAME or ORG/NAME
 
 app = typer.Typer(invoke_without_command=True, help="Serve a segment; ask devices.")
@@ -124,10 +125,9 @@ def memory_bytes(text: str | None) -> float:
     """
     if text is None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
-    for unit, scale in reversed(_UNITS.items()):
-        number = text.removesuffix(unit)
-        if unit in text[-2:] and number.replace(".", "", 1).isdecimal() and float(number) > 0:
-            return float(number) * scale
+    found = _MEMORY.fullmatch(text)
+    if found and (number := float(found[1])) > 0:
+        return number * _UNITS[found[2]]
     raise ConfigError(f"--memory {text}: expected a number with MB or GB, such as 1.5GB")
 
 

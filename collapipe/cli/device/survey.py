@@ -230,9 +230,9 @@ def _cells(device: SurveyedDevice) -> tuple[str, ...]:
 
 
 def _doing(status: DeviceStatus) -> str:
-    if not status.busy or status.span is None:
-        return "busy" if status.busy else "idle"
-    return f"unit {status.unit}: {block_range(status.span)}"
+    if not status.busy:
+        return "idle"
+    return f"unit {status.unit}: {block_range(status.span)}" if status.span else "busy"
 
 
 def _times(hop: Hop) -> tuple[str, str]:

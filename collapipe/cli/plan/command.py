@@ -55,13 +55,14 @@ def _json_answer(plan: InventoryPlan) -> dict[str, Any]:
     clusters = [
         {
             "name": planned.cluster.name,
-            "head": planned.fastest.solution.best.head,
-            **_split(planned, planned.fastest.solution.best),
-            **_certificate(planned.fastest.solution.certificate, "lower_bound_s"),
-            "witness_s": planned.fastest.solution.certificate.witness,
-            "front": [_point(point) for point in planned.fastest.solution.front],
+            "head": solution.best.head,
+            **_split(planned, solution.best),
+            **_certificate(solution.certificate, "lower_bound_s"),
+            "witness_s": solution.certificate.witness,
+            "front": [_point(point) for point in solution.front],
         }
         for planned in plan.clusters
+        for solution in [planned.fastest.solution]
     ]
     answer: dict[str, Any] = {"version": __version__, "clusters": clusters}
     if joint := plan.round:
