@@ -20,7 +20,7 @@ from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder, write_in_run
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.process.extras import missing
-from collapipe.report import RoundReport, RoundTraces
+from collapipe.report import RoundReport, RoundTraces, UnitsEvaluation
 from collapipe.runs.folder import REQUESTS, TRACES, RunFolder
 from optim.planner import RoundRequest
 from server_app.evaluation import Evaluated
@@ -195,7 +195,7 @@ def csv_row(line: RoundReport) -> dict[str, Cell]:
     ``evaluate_s`` and ``wall_s`` are measured. ``clock_s`` follows ``federation.clock``.
     """
     costs, queues, metric = line.costs.values(), line.kept_queues, line.metric
-    units = line.on_units
+    units = line.on_units or UnitsEvaluation({}, {})
     joules = (joules for cost in costs for joules in cost.device_energy_j.values())
     scheduled = (cluster.unit for cluster in line.plan.clusters)
     phases = ("plan", "train", "aggregate", "round", "evaluate")
@@ -205,12 +205,10 @@ def csv_row(line: RoundReport) -> dict[str, Cell]:
         "evaluation_loss": line.evaluation_loss,
         "metric_name": metric.name if metric else None,
         "metric_value": metric.value if metric else None,
-        "units_evaluation_loss": units.loss if units else None,
-        "units_metric_value": units.metric.value if units and units.metric else None,
-        "evaluated_units": " ".join(str(u) for u, rows in units.rows.items() if rows)
-        if units
-        else None,
-        "unevaluated_units": " ".join(map(str, units.failures)) if units else None,
+        "units_evaluation_loss": units.loss,
+        "units_metric_value": units.metric.value if units.metric else None,
+        "evaluated_units": " ".join(str(unit) for unit, rows in units.rows.items() if rows),
+        "unevaluated_units": " ".join(map(str, units.failures)),
         "samples": line.samples,
         "target_tokens": line.target_tokens,
         "input_tokens": line.input_tokens,
