@@ -117,7 +117,7 @@ class SecureSum:
         run = self.units.grid.run.run_id
         roster = Roster(run, self.round, keys, {u: each for u, each in signed.items() if each})
         for unit in replies.keys() - roster.keys.keys():
-            self.failures[unit] = Failure("WireError", "sent weak keys, or another unit's keys")
+            self._fail(unit, "sent weak keys, or another unit's keys")
         self._check_enough(roster.keys, "sent keys")
         return roster
 
@@ -131,7 +131,7 @@ class SecureSum:
         refusals = {u: roster.keys.keys() & each.refused for u, each in replies.items()}
         excluded = in_conflict(refusals, self._need)
         for unit in excluded:
-            self.failures[unit] = Failure("WireError", self._conflict(unit, refusals))
+            self._fail(unit, self._conflict(unit, refusals))
         return excluded
 
     def _conflict(self, unit: int, refusals: Mapping[int, Collection[int]]) -> str:
@@ -150,13 +150,16 @@ class SecureSum:
             return True
         if refused := units & {*reply.refused}:  # then an honest unit shares nothing, either
             names = few_of(map(self.units.places.called, sorted(refused)), ", ")
-            self.failures[reply.unit] = Failure("WireError", f"refuses the keys of {names}")
+            self._fail(reply.unit, f"refuses the keys of {names}")
         else:
             self._blame(reply.unit, "sent shares for the wrong units")
         return False
 
+    def _fail(self, unit: int, why: str) -> None:
+        self.failures[unit] = Failure(WireError.__name__, why)
+
     def _blame(self, unit: int, why: str) -> None:
-        self.failures[unit] = Failure("WireError", why)
+        self._fail(unit, why)
         self.dishonest.add(unit)
 
     def _quantiser(self, like: Tensors) -> Quantiser:
@@ -225,7 +228,7 @@ class SecureSum:
             if isinstance(each, Failure):
                 self.failures[unit] = each
             elif each.unit != unit:
-                self.failures[unit] = Failure("WireError", f"answered as unit {each.unit}")
+                self._fail(unit, f"answered as unit {each.unit}")
             else:
                 replies[unit] = each
         return replies
