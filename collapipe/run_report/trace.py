@@ -104,25 +104,22 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
         planned = planned_step(run, request, cluster) if request else {}
         start_s = min((each.steps[0][0][1] for each in traced if any(each.steps)), default=0.0)
         tables = dict[tuple[int, int], Table]()
-        numbers, last = _stage_numbers(cluster, traced)
+        stages, last = _stage_numbers(cluster, traced)
+        numbers = dict(enumerate(stages, first))
         for process, device in enumerate(traced, first):
             own = device.stage == "segment"
             called = device.name if own else f"{device.name}, {device.stage}"
             if device.stage == "head" and _on_server(run, cluster):
                 called = "head on the server"
             yield from _named(process, f"{run.called(cluster.unit)}, {called}")
-            number = numbers[process - first]
-            for step, rows in enumerate(_tables(cluster.schedule, device, number, last)):
+            for step, rows in enumerate(_tables(cluster.schedule, device, numbers[process], last)):
                 tables[process, step] = rows
             for each in planned.get(called if own else device.stage, ()):
                 back = PLANNED_SEND_BACK if each.kind == schedule.BACKWARD else PLANNED_SEND
                 track, label = back if each.sends else PLANNED, f"{each.kind}{each.micro_batch}"
-                length_s = each.end_s - each.begin_s
-                planned_slice = _slice(process, track, label, start_s + each.begin_s, length_s)
-                yield planned_slice | {"args": {"unit": cluster.unit}}
-        yield from _measured(
-            tables, dict(enumerate(numbers, first)), cluster.unit, _repeated(traced)
-        )
+                span_s = start_s + each.begin_s, start_s + each.end_s
+                yield _slice(process, track, label, *span_s, {"unit": cluster.unit})
+        yield from _measured(tables, numbers, cluster.unit, _repeated(traced))
         first += len(traced)
 
 
@@ -167,24 +164,22 @@ def _measured(
     marked."""
     for (process, step), rows in tables.items():
         free_s = {SEND: -math.inf, SEND_BACK: -math.inf}  # one at a time leaves
+        about = {"unit": unit, "step": step, "repeated": step in repeated}
         for action, (wanted, began, ended, left) in rows.items():
-            name = str(action)
-            about = {"unit": unit, "step": step, "repeated": step in repeated}
-            yield _slice(process, WAIT, f"for {name}", wanted, began - wanted) | {"args": about}
-            yield _slice(process, COMPUTE, name, began, ended - began) | {"args": about}
-            forward = action.kind == schedule.FORWARD
-            track, near = (SEND, 1) if forward else (SEND_BACK, -1)
-            near += numbers[process]
-            hops = ((k, tables.get((k, step), {}).get(action)) for k in numbers)
-            reached = [(k, row) for k, row in hops if numbers[k] == near and row is not None]
-            sent = max((r[1] if r[0] < ended else left for _, r in reached), default=left)
-            for neighbour, row in reached:
+            name, arrivals = str(action), list[float]()
+            yield _slice(process, WAIT, f"for {name}", wanted, began, about)
+            yield _slice(process, COMPUTE, name, began, ended, about)
+            track, way = (SEND, 1) if action.kind == schedule.FORWARD else (SEND_BACK, -1)
+            near = (k for k, number in numbers.items() if number == numbers[process] + way)
+            for neighbour in (k for k in near if action in tables.get((k, step), ())):
+                waits, takes, *_ = tables[neighbour, step][action]
+                arrivals.append(takes if waits < ended else left)
                 place = f"{process} {neighbour} {step} {name}"
                 arrow = {"cat": "hop", "name": name, "tid": COMPUTE, "id": place}
                 yield {**arrow, "ph": "s", "pid": process, "ts": ended * 1e6}
-                yield {**arrow, "ph": "f", "bp": "e", "pid": neighbour, "ts": row[1] * 1e6}
-            leaves = max(ended, free_s[track])
-            yield _slice(process, track, name, leaves, sent - leaves) | {"args": about}
+                yield {**arrow, "ph": "f", "bp": "e", "pid": neighbour, "ts": takes * 1e6}
+            leaves, sent = max(ended, free_s[track]), max(arrivals, default=left)
+            yield _slice(process, track, name, leaves, sent, about)
             free_s[track] = max(leaves, sent)
 
 
@@ -195,9 +190,11 @@ def _named(process: int, name: str) -> Iterator[Event]:
         yield about | {"args": {"name": its}}
 
 
-def _slice(process: int, track: int, name: str, begin_s: float, length_s: float) -> Event:
-    at = {"ts": begin_s * 1e6, "dur": max(0.0, length_s) * 1e6}
-    return {"ph": "X", "name": name, "pid": process, "tid": track, **at}
+def _slice(
+    process: int, track: int, name: str, begin_s: float, end_s: float, about: Mapping[str, Any]
+) -> Event:
+    at = {"ts": begin_s * 1e6, "dur": max(0.0, end_s - begin_s) * 1e6}
+    return {"ph": "X", "name": name, "pid": process, "tid": track, **at, "args": about}
 
 
 @own_look()
