@@ -14,7 +14,7 @@ from collapipe.sections import FederationSettings
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from collapipe.wire.messages import Failure, TrainReply
-from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.global_model import GlobalModel, Updates
 from server_app.rounds.private_mean import ClippedSum, PrivateMean
 from server_app.rounds.secure_sum import SecureSum
 from server_app.units import Units
@@ -60,15 +60,6 @@ class Ready:
 
     messages: Mapping[int, RecordDict]
     failures: Mapping[int, Failure] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Updates:
-    """The results of the units that finished a round."""
-
-    models: Mapping[int, Tensors]  # the weights, or the masked update, of each unit that trained
-    shares: Mapping[int, float]  # each unit's weight in an average, not normalised
-    common: Tensors  # tensors that all units trained together; they are not averaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +126,7 @@ class Aggregation:
 
     def _moved(self, round_: int, updates: Updates) -> float | None:
         """Make the next model of at least one update. Returns by how much it moved."""
-        learned = updates.models, updates.shares, updates.common
-        return self.model.learn(round_, *learned, self.called)
+        return self.model.learn(round_, updates, self.called)
 
 
 @dataclass
@@ -199,7 +189,6 @@ class MaskedAggregation(PrivateAggregation):
     def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
         super().open(units, round_, planned)
         self._sum = SecureSum(
-            settings=self.settings,
             units=units,
             round=round_,
             planned=planned,

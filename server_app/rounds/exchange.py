@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, Message
 
-from collapipe.config import Settings
 from collapipe.flower.reply_limit import expect
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import chosen
@@ -43,7 +42,6 @@ class Outcomes:
 class Exchange:
     """Exchanges the messages of a run's rounds. A unit has ``timeout_s`` seconds for a round."""
 
-    settings: Settings
     units: Units
     model: GlobalModel
     heads: Heads
@@ -87,7 +85,9 @@ class Exchange:
             if message is not None and trained(message):
                 self.units.arrived[unit] = decision.plan.round
             seen = self.heads.target_tokens(unit)
-            reply = received(message, job, seen, decision.request, self.settings, self.timeout_s)
+            reply = received(
+                message, job, seen, decision.request, self.units.settings, self.timeout_s
+            )
             silent = isinstance(reply, Failure) and reply.kind == SILENT
             outcomes[unit] = reply if silent else self.heads.failure(unit) or reply
         finished, failures = apart(outcomes)
@@ -106,7 +106,7 @@ class Exchange:
     ) -> Job:
         """Build the job of a unit. ``packed`` caches weights that several units receive."""
         unit, round_ = plan.unit, decision.plan.round
-        has_head = self.settings.unit_has_head(plan.uplink)
+        has_head = self.units.settings.unit_has_head(plan.uplink)
         weights = chosen(self.model.of_unit(unit), self.model.names(has_head))
         state = self.heads.states.get(unit, {}) if has_head else {}
         if unit in self.model.own_models:
@@ -132,6 +132,6 @@ class Exchange:
             weights=weights,
             head_state=state,
             expected=masked,
-            question=question_of(plan, decision.request, weights, self.settings, masked),
+            question=question_of(plan, decision.request, weights, self.units.settings, masked),
             message=Message(content, node, records.TRAIN, group_id=str(round_)),
         )

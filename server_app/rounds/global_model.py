@@ -8,13 +8,22 @@ import torch
 from torch import Tensor
 
 from collapipe.config import Settings
-from collapipe.errors import WAY_OUT_AFTER_AGGREGATION, Called, NonFiniteLossError, unit_called
+from collapipe.errors import WAY_OUT_AFTER_AGGREGATION, Called, NonFiniteLossError
 from collapipe.models.frozen import whole
 from collapipe.models.part import select
 from collapipe.models.split import EMBEDDING, HEAD, block_name
 from collapipe.sections import ServerOptimizerSettings
 from collapipe.tensors import Tensors, chosen, not_finite
 from collapipe.wire.frozen_store import digest
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """The results of the units that finished a round."""
+
+    models: Mapping[int, Tensors]  # the weights, or the masked update, of each unit that trained
+    shares: Mapping[int, float]  # each unit's weight in an average, not normalised
+    common: Tensors  # tensors that all units trained together; they replace the average
 
 
 class GlobalModel:
@@ -63,29 +72,21 @@ class GlobalModel:
         with_head = self._settings.units_have_heads or self._settings.evaluation.on_units
         return {part: each for part, each in self.digests.items() if with_head or part != HEAD}
 
-    def learn(
-        self,
-        round_: int,
-        models: Mapping[int, Tensors],
-        shares: Mapping[int, float],
-        common: Tensors,
-        called: Called = unit_called,
-    ) -> float | None:
-        """Average the units' ``models``, or store each unit's own model if nothing is averaged.
+    def learn(self, round_: int, updates: Updates, called: Called) -> float | None:
+        """Average the units' models, or store each unit's own model if nothing is averaged.
 
-        ``shares`` are the units' weights in the average, not normalised. ``common`` are tensors
-        that the units trained together; they replace the average. Returns ‖θ(t+1) - θ(t)‖, or None
-        if nothing is averaged. Raises ``NonFiniteLossError`` if a new weight is not finite; the
-        model is then unchanged.
+        Returns ‖θ(t+1) - θ(t)‖, or None if nothing is averaged. Raises ``NonFiniteLossError`` if a
+        new weight is not finite; the model is then unchanged.
         """
+        models = updates.models
         if not self._settings.framework.aggregate:
             for unit, model in models.items():
                 _check_finite(model, f"round {round_}: {called(unit)}'s")
             own = {unit: {**self.of_unit(unit), **model} for unit, model in models.items()}
             self.own_models = {**self.own_models, **own}
             return None
-        averaged = combined(list(models.values()), [shares[u] for u in models], self._how)
-        return self.move(round_, averaged | common)
+        shares = [updates.shares[unit] for unit in models]
+        return self.move(round_, combined([*models.values()], shares, self._how) | updates.common)
 
     def move(self, round_: int, averaged: Tensors) -> float:
         """Take the server optimiser's step towards ``averaged``, the average of the trainable

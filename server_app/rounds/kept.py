@@ -28,12 +28,7 @@ SENDER = "the unit"
 
 
 def store_kept(
-    store: Store,
-    units: Units,
-    roster: Roster,
-    round_: int,
-    model: GlobalModel,
-    settings: Settings,
+    store: Store, units: Units, roster: Roster, round_: int, model: GlobalModel
 ) -> tuple[Roster, dict[int, int]]:
     """Pass the units' states after a round to ``store``; no further ones if the disk is full.
 
@@ -43,7 +38,7 @@ def store_kept(
     clusters, unstored = roster.clusters, list[int]()
 
     def question(unit: int) -> Question[Kept]:
-        then = clusters[unit], round_, model, settings
+        then = clusters[unit], round_, model, units.settings
         return questions.keep(most_kept(*then), lambda kept: check_kept(kept, *then))
 
     for unit, kept in gather(units, roster, question, more=lambda: not unstored):
@@ -53,7 +48,7 @@ def store_kept(
         num_bytes[unit] = sum(map(records.num_bytes, kept.values()))
         if not store(unit, kept):
             unstored.append(unit)
-    limit = settings.federation.miss_limit
+    limit = units.settings.federation.miss_limit
     return roster.after_absences(round_, failures, present=(), miss_limit=limit), num_bytes
 
 

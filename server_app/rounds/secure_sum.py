@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 
-from collapipe.config import Settings
 from collapipe.errors import RoundFailedError, WireError, few_of
 from collapipe.secure_aggregation.messages import (
     KeysReply,
@@ -57,7 +56,6 @@ class SecureSum:
     and ``bytes_down`` count all messages except the masked updates.
     """
 
-    settings: Settings
     units: Units
     round: int
     planned: Sequence[int]
@@ -71,7 +69,7 @@ class SecureSum:
     bytes_down: int = 0
 
     def __post_init__(self) -> None:
-        self._need = max(2, units_needed(len(self.planned), self.settings.privacy.threshold))
+        self._need = max(2, units_needed(len(self.planned), self.units.settings.privacy.threshold))
 
     def open(self) -> None:
         """Ask the units to make keys and to share them. Sets ``skipped`` if too few did."""
@@ -100,7 +98,7 @@ class SecureSum:
             roster = self._roster([unit for unit in replies if unit not in excluded])
             replies = self._shares(roster)
             self._in_conflict(roster, replies)
-        self._session = Session(roster, self.settings.privacy.threshold)
+        self._session = Session(roster, self.units.settings.privacy.threshold)
         sent = {u: each for u, each in replies.items() if u not in self.failures}
         self._shared = {u: each for u, each in sent.items() if self._for_all(each)}
         self._check_enough(self._shared, "shared their keys")
@@ -164,8 +162,8 @@ class SecureSum:
 
     def _quantiser(self, like: Tensors) -> Quantiser:
         size = sum(each.numel() for each in like.values() if each.is_floating_point())
-        how = self.settings.compression.upload, self.settings.privacy
-        return Quantiser.of(*how, size, self.clip_norm, len(self._session.keys))
+        upload, privacy = self.units.settings.compression.upload, self.units.settings.privacy
+        return Quantiser.of(upload, privacy, size, self.clip_norm, len(self._session.keys))
 
     def expected(self, like: Tensors) -> Tensors:
         """A tensor without values, shaped like the masked update of the weights ``like``."""
@@ -235,7 +233,7 @@ class SecureSum:
 
     def _check_enough(self, units: Mapping[int, object], did: str) -> None:
         if len(units) < self._need:
-            threshold = self.settings.privacy.threshold
+            threshold = self.units.settings.privacy.threshold
             raise RoundFailedError(
                 f"{len(units)} of {len(self.planned)} units {did}, expected {self._need} or more "
                 f"(privacy.threshold={threshold:.3g}; a sum of one hides nothing)"

@@ -26,7 +26,6 @@ from server_app.planning.scheduler import RoundDecision, Scheduler, SchedulerSta
 from server_app.rounds.aggregation import (
     Aggregated,
     OnAccount,
-    Updates,
     aggregation_of,
     weights_in_average,
 )
@@ -34,7 +33,7 @@ from server_app.rounds.arrays import arrays_of, fitted, untrained
 from server_app.rounds.attendance import attended
 from server_app.rounds.exchange import Exchange, Outbox, Outcomes
 from server_app.rounds.figures import completed, mean_loss, trained_of
-from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.global_model import GlobalModel, Updates
 from server_app.rounds.kept import store_kept
 from server_app.rounds.results import Arrival, Phases, RoundResult, RunState, Store, TrainingState
 from server_app.rounds.screening import UpdateScreen
@@ -178,7 +177,6 @@ class CollaPipeStrategy:
             fixed = model.fixed.get(HEAD, {}) if link else {}
             self._heads = Heads(settings, vocabulary, link, self._on_step, fixed)
             self._exchange = Exchange(
-                settings=settings,
                 units=self._units,
                 model=model,
                 heads=self._heads,
@@ -220,8 +218,7 @@ class CollaPipeStrategy:
         round_s = phases.total_s
         kept_bytes: Mapping[int, int] = {}
         if store is not None:
-            then = after.roster, round_, self.model, self._settings
-            roster, kept_bytes = store_kept(store, self._units, *then)
+            roster, kept_bytes = store_kept(store, self._units, after.roster, round_, self.model)
             after = replace(after, roster=roster)
         phases.end("checkpoint")
         self._state, report = self._ended(
@@ -234,7 +231,7 @@ class CollaPipeStrategy:
     def evaluate_on_units(self, split: Split) -> UnitsEvaluation:
         """Evaluate the current model on the rows of the units that are present."""
         roster, labels = self._state.roster, self._tokenizer.labels
-        return evaluate_on_units(self._units, roster, self._settings, labels, self.model, split)
+        return evaluate_on_units(self._units, roster, labels, self.model, split)
 
     def state(self) -> RunState:
         """Everything on which the next round depends; ``_restore`` is the inverse."""

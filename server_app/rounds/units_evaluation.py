@@ -29,20 +29,14 @@ _MOST_ROWS = 2**31  # of a unit
 
 
 def evaluate_on_units(
-    units: Units,
-    roster: Roster,
-    settings: Settings,
-    labels: Sequence[str],
-    model: GlobalModel,
-    split: Split,
+    units: Units, roster: Roster, labels: Sequence[str], model: GlobalModel, split: Split
 ) -> UnitsEvaluation:
     """Ask all units that are not excluded; unusable answers become failures.
 
     If nothing is averaged, each unit evaluates its own model.
     """
+    settings, sent = units.settings, chosen(model.weights, model.names(with_head=True))
     asked = [unit for unit in sorted(units.nodes) if unit not in roster.excluded]
-    names = model.names(with_head=True)
-    sent = chosen(model.weights, names)
     request = EvaluateRequest(split, settings.federation.round_timeout_s)
     replies = units.evaluate(_contents(request, asked, sent, model), len(labels), roster.absent)
     answers = {

@@ -20,7 +20,7 @@ from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
 from collapipe.wire.messages import Failure
 from server_app.planning.scheduler import Scheduler
 from server_app.roster import Roster
-from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.global_model import GlobalModel, Updates
 from server_app.rounds.private_mean import PrivateMean
 
 MOBILE = (
@@ -93,7 +93,7 @@ def test_the_error_for_a_model_that_is_not_finite_names_the_unit(tmp_path: Path)
     model = GlobalModel(settings)
     not_finite = {"w": torch.tensor([math.nan])}
     with pytest.raises(NonFiniteLossError, match="paris's w"):
-        model.learn(1, {1: not_finite}, {1: 1.0}, {}, TOWNS.__getitem__)
+        model.learn(1, Updates({1: not_finite}, {1: 1.0}, {}), TOWNS.__getitem__)
 
 
 def test_units_that_have_changed_since_the_checkpoint_are_named(

@@ -21,7 +21,7 @@ from collapipe.tensors import Tensors
 from collapipe.wire.records import TRAIN
 from server_app.planning.estimates import bounded
 from server_app.rounds.aggregation import capped
-from server_app.rounds.global_model import GlobalModel, trimmed_mean
+from server_app.rounds.global_model import GlobalModel, Updates, trimmed_mean
 from server_app.rounds.screening import UpdateScreen
 
 
@@ -213,11 +213,9 @@ def test_false_token_counts_raise_a_units_weight_only_to_the_cap(
 
     found, real = list[dict[int, float]](), GlobalModel.learn
 
-    def learn(
-        model: GlobalModel, round_: int, models: Any, shares: Any, common: Any, called: Any
-    ) -> Any:
-        found.append(dict(shares))
-        return real(model, round_, models, shares, common)
+    def learn(model: GlobalModel, round_: int, updates: Updates, called: Any) -> Any:
+        found.append(dict(updates.shares))
+        return real(model, round_, updates, called)
 
     monkeypatch.setattr(GlobalModel, "learn", learn)
     options = *UNTRAINED, "federation.num_units=5", "strategy=all"
