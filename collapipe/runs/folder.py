@@ -87,13 +87,10 @@ class RunFolder:
 
     def sizes(self) -> dict[str, int]:
         """Sync the files that grow to disk, and return their sizes in bytes."""
-        sizes = {}
-        for name in _GROWING:
-            if (self.path / name).exists():
-                with (self.path / name).open("rb") as file:
-                    os.fsync(file.fileno())
-                    sizes[name] = os.fstat(file.fileno()).st_size
-        return sizes
+        there = [self.path / name for name in _GROWING if (self.path / name).exists()]
+        for file in there:
+            files.sync(file)
+        return {file.name: file.stat().st_size for file in there}
 
     def rewind(self, sizes: Mapping[str, int]) -> None:
         """Truncate the files that grow to ``sizes``, and remove the summary of the run's end."""
