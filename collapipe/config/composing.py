@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from collapipe.config.overrides import parse, swept
-from collapipe.config.resolved import Resolved, check_values
+from collapipe.config.resolved import Resolved, check_values, value_at
 from collapipe.config.settings import CONF
 from collapipe.errors import ConfigError, one_line
 from collapipe.process.folders import in_home
@@ -47,7 +47,7 @@ def compose(overrides: Sequence[str]) -> Resolved:
     check_values("", options)
     for name in (*PATHS, *FOLDERS_OR_NAMES, "task.root", "runtime.federation"):
         section, _, option = name.partition(".")
-        if isinstance(given := (options.get(section) or {}).get(option), str):
+        if isinstance(given := value_at(options, name), str):
             options[section][option] = in_home(given)
     if isinstance(adapter := options.get("adapter"), dict) and adapter.get("path"):
         adapter |= _of_adapters(str(adapter["path"]), adapter, overrides)
