@@ -100,12 +100,9 @@ class PrivateMean:
 
     def packed(self) -> Tensors:
         """Return the state that lasts from round to round, for a checkpoint."""
-        return {
-            "clip_norm": torch.tensor(self.clip_norm, dtype=torch.float64),
-            "rounds_of_units": torch.tensor(sorted(self.rounds.items()), dtype=torch.int64).reshape(
-                -1, 2
-            ),
-        }
+        rounds = torch.tensor(sorted(self.rounds.items()), dtype=torch.int64).reshape(-1, 2)
+        clip_norm = torch.tensor(self.clip_norm, dtype=torch.float64)
+        return {"clip_norm": clip_norm, "rounds_of_units": rounds}
 
     def restore(self, packed: Tensors, account: Mapping[int, int]) -> None:
         """Restore the state that ``packed`` returned.
