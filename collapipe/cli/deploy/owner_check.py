@@ -15,7 +15,8 @@ from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
 from collapipe.owner_file import OwnerSection
 
-_FILES = "train_file", "validation_file", "test_file"
+_TRAIN = "train_file"
+_FILES = _TRAIN, "validation_file", "test_file"
 _COLUMN = "_column"
 _CLUSTER, _DRY_RUN = "devices", "dry run"
 _STAND_IN, _FEW = ("no text", "of any row"), 8  # texts; rows of a step
@@ -29,7 +30,7 @@ def check_owner(file: Path, owner: OwnerSection) -> Iterator[Finding]:
     for found, rows in _rows(file, owner):
         yield found
         wrong |= found.error is not None
-        if rows is not None and found.what == _FILES[0]:
+        if rows is not None and found.what == _TRAIN:
             texts = _texts(rows)
     for found, busy in _devices(file, owner):
         yield found
@@ -44,7 +45,7 @@ def _rows(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, Dataset | 
     wanted = {value: key for key, value in chosen.items() if key.endswith(_COLUMN)}
     for option in _FILES:
         path = file.parent / str(chosen.get(option))
-        if option not in chosen or (option == _FILES[0] and not path.exists()):  # has a finding
+        if option not in chosen or (option == _TRAIN and not path.exists()):  # has a finding
             continue
         try:
             rows = read_file(path, f"data.{option}", wanted).flatten()
