@@ -4,9 +4,9 @@ import json
 from dataclasses import asdict
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from collapipe.errors import ConfigError, InfeasibleRoundError, faults_of, one_line
+from collapipe.errors import ConfigError, InfeasibleRoundError, faults_of
 from collapipe.plan import RoundPlan
 from collapipe.validation import fault_of, returned
 from optim.planner import Planner, RoundRequest
@@ -61,7 +61,5 @@ def _plain(planned: object, source: str) -> RoundPlan:
     try:
         text = json.dumps(asdict(plan), default=lambda each: each.tolist())
         return _PLAN.validate_python(json.loads(text))
-    except ValidationError as error:
-        raise ConfigError(f"{source}: {fault_of(error)}") from error
     except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{source}: {one_line(error)}") from error
+        raise ConfigError(f"{source}: {fault_of(error)}") from error
