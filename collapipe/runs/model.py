@@ -7,7 +7,7 @@ Its frozen weights, the base, are named by digests, and kept in the folder only 
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,27 +86,37 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
         }
     head = empty[HEAD]
     check_members("model", head.head if isinstance(head, CutHead) else head, Head, "build_head")
-    complete = spec.own_tokenizer is not None and spec.head in _COMPLETE
     freezes = any(not each.requires_grad for part in empty.values() for each in part.parameters())
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.seed)
         for name, build in building.items():
-            like = frozen_in(empty[name], base.dtype) if freezes else {}
-            there = None
-            if like and complete:
-                there = published(spec, name, empty[name], base.dtype, store=base.stores[-1])
-            if there is None or training_names(empty[name]):
-                with nullcontext() if there is None else quantised_without_values():
-                    state = to_dtype(build(), base.dtype).state_dict()
-                own = {key: each.clone() for key, each in state.items() if key not in like}
-                trained |= prefixed(name, own)
-            if there is not None:
-                digests[name] = there[0]
-            elif like:
-                digests[name] = _kept(base, name, empty[name], {key: state[key] for key in like})
+            own, frozen = _begun(base, name, build, empty[name], freezes)
+            trained |= prefixed(name, own)
+            if frozen is not None:
+                digests[name] = frozen
     forget(spec)
     take_adapters(settings, trained)
     return trained, replace(base, digests=digests)
+
+
+def _begun(
+    base: FrozenParts, name: str, build: Callable[[], nn.Module], empty: nn.Module, freezes: bool
+) -> tuple[Tensors, str | None]:
+    """Return the trainable weights of a new part, and the digest of its frozen ones; None if it has
+    none. A part is not built if the model's files have all its weights, and all are frozen."""
+    spec, there = base.spec, None
+    like = frozen_in(empty, base.dtype) if freezes else {}
+    if like and spec.own_tokenizer is not None and spec.head in _COMPLETE:
+        there = published(spec, name, empty, base.dtype, store=base.stores[-1])
+        if there is not None and not training_names(empty):
+            return {}, there[0]
+    with nullcontext() if there is None else quantised_without_values():
+        state = to_dtype(build(), base.dtype).state_dict()
+    own = {key: each.clone() for key, each in state.items() if key not in like}
+    if there is not None:
+        return own, there[0]
+    frozen = {key: state[key] for key in like}
+    return own, _kept(base, name, empty, frozen) if frozen else None
 
 
 def take_adapters(settings: Settings, weights: Tensors) -> None:

@@ -20,9 +20,11 @@ from collapipe.secure_aggregation.messages import (
     SurvivorsReply,
     SurvivorsRequest,
     UnmaskReply,
+    UnmaskRequest,
 )
 from collapipe.secure_aggregation.quantising import Quantiser
 from collapipe.secure_aggregation.server import (
+    CheckedShares,
     checked,
     confirmed,
     in_conflict,
@@ -171,23 +173,46 @@ class SecureSum:
         return {records.MASKED: torch.empty(size, dtype=torch.uint8, device="meta")}
 
     def _sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum:
-        called = self.units.places.called
         self._check_enough(masked, "sent masked updates")
-        contents = dict.fromkeys(masked, records.pack(SurvivorsRequest(self.round, tuple(masked))))
-        replies = self._ask(questions.survivors(len(masked)), contents)
+        requests = self._confirmed(masked.keys())
+        self.before_sum(masked.keys())
+        shares, quantiser = self._revealed(masked.keys(), requests), self._quantiser(like)
+        words = (quantiser.unpack(each[records.MASKED].numpy()) for each in masked.values())
+        total = functools.reduce(np.add, words)  # one by one, for they are large
+        unmask(self._session, masked, shares, total, self.units.places.called)
+        values = torch.from_numpy(quantiser.restored(total, len(masked)))
+        names = sorted(name for name, each in like.items() if each.is_floating_point())
+        parts = torch.split(values, [like[name].numel() for name in names])
+        changes = {
+            name: part.reshape(like[name].shape) for name, part in zip(names, parts, strict=True)
+        }
+        return ClippedSum(changes, len(masked))
+
+    def _confirmed(self, survivors: Collection[int]) -> dict[int, UnmaskRequest]:
+        """Ask the units that sent masked updates to confirm that the sum is theirs. Returns their
+        requests to reveal shares."""
+        request = records.pack(SurvivorsRequest(self.round, tuple(survivors)))
+        contents = dict.fromkeys(survivors, request)
+        replies = self._ask(questions.survivors(len(survivors)), contents)
         for unit, each in [*replies.items()]:
-            if each.confirmations.keys() != masked.keys() - {unit}:
+            if each.confirmations.keys() != {*survivors} - {unit}:
                 self._blame(unit, "confirmed the survivors to the wrong units")
                 del replies[unit]
         self._check_enough(replies, "confirmed the survivors")
-        requests = confirmed(self.round, replies)
-        self.before_sum(masked.keys())
+        return confirmed(self.round, replies)
+
+    def _revealed(
+        self, survivors: Collection[int], requests: Mapping[int, UnmaskRequest]
+    ) -> CheckedShares:
+        """Ask the units to reveal their shares of the survivors' and the others' secrets. Returns
+        the valid shares."""
+        called = self.units.places.called
         contents = {unit: records.pack(each) for unit, each in requests.items()}
         revealed = self._ask(questions.unmask(len(self._session.keys)), contents)
-        for unit in masked.keys() - revealed.keys():
+        for unit in {*survivors} - revealed.keys():
             why = self.failures[unit].message
             _log.warning("round %d: %s reveals no shares: %s", self.round, called(unit), why)
-        shares = checked(self._shared, masked, revealed)
+        shares = checked(self._shared, survivors, revealed)
         unopened = few_of(
             f"{called(holder)} cannot open the shares of {called(owner)}"
             for holder, owner in sorted(shares.missing)
@@ -198,17 +223,7 @@ class SecureSum:
             _log.warning("round %d: %s sent wrong shares", self.round, suspect)
         for unit in shares.dishonest(self._need):
             self._blame(unit, "sent wrong shares")
-        quantiser = self._quantiser(like)
-        words = (quantiser.unpack(each[records.MASKED].numpy()) for each in masked.values())
-        total = functools.reduce(np.add, words)  # one by one, for they are large
-        unmask(self._session, masked, shares, total, called)
-        values = torch.from_numpy(quantiser.restored(total, len(masked)))
-        names = sorted(name for name, each in like.items() if each.is_floating_point())
-        parts = torch.split(values, [like[name].numel() for name in names])
-        changes = {
-            name: part.reshape(like[name].shape) for name, part in zip(names, parts, strict=True)
-        }
-        return ClippedSum(changes, len(masked))
+        return shares
 
     def _ask(self, question: Question[T], contents: Mapping[int, RecordDict]) -> dict[int, T]:
         """Return the usable answers; record the other units in ``failures``."""
