@@ -25,6 +25,7 @@ from collapipe.state import (
     SharingLaw,
     Uplink,
 )
+from collapipe.state.limits import MOST_DEVICES, MOST_LAW
 
 
 def _check_ends(value: object, validate: ValidatorFunctionWrapHandler) -> tuple[float, float]:
@@ -35,10 +36,12 @@ def _check_ends(value: object, validate: ValidatorFunctionWrapHandler) -> tuple[
 
 
 Decibels = Annotated[float, Field(ge=-300, le=300)]
+Seconds = Annotated[float, Field(ge=0, le=MOST_LAW)]
 _ENDS = WrapValidator(_check_ends)
 # Ends of the interval from which a value is drawn uniformly.
 Range = Annotated[tuple[Amount, Amount], _ENDS]
 PositiveRange = Annotated[tuple[Positive, Positive], _ENDS]
+SecondsRange = Annotated[tuple[Seconds, Seconds], _ENDS]
 DecibelRange = Annotated[tuple[Decibels, Decibels], _ENDS]
 
 
@@ -62,7 +65,7 @@ class ClusterPreset(Protocol):
 class _DrawnCluster:
     """Every unit has ``num_devices`` devices, drawn one after another by ``_device``."""
 
-    num_devices: Count
+    num_devices: Annotated[int, Field(ge=1, le=MOST_DEVICES)]
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
@@ -77,9 +80,9 @@ class _DrawnCluster:
 class SyntheticCluster(_DrawnCluster):
     """Devices that have only times, which do not depend on the model."""
 
-    block_s: Range  # of a block, for each sample
-    hop_s: Range  # of a hop, for each sample
-    control_unit_block_s: Amount | None = None  # of a block, for each sample, on the control unit
+    block_s: SecondsRange  # of a block, for each sample
+    hop_s: SecondsRange  # of a hop, for each sample
+    control_unit_block_s: Seconds | None = None  # of a block, for each sample, on the control unit
 
     def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
         block_s = self.control_unit_block_s
@@ -159,8 +162,8 @@ class HardwareCluster(_DrawnCluster):
     kinds: Annotated[tuple[Hardware, ...], Field(min_length=1)]
     available: PositiveRange  # share of its speed that training gets
     energy_j: Positive  # of a batch (C9)
-    launch_s: Amount  # of a block, for each micro-batch
-    hop_latency_s: Amount  # of a hop, for each micro-batch
+    launch_s: Seconds  # of a block, for each micro-batch
+    hop_latency_s: Seconds  # of a hop, for each micro-batch
     control_unit_kind: str | None = None  # the name of one of the kinds
 
     def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:

@@ -29,7 +29,7 @@ def test_the_same_seed_draws_the_same_cluster(name: str) -> None:
 
 
 def test_the_papers_devices_have_the_figures_of_table_2() -> None:
-    cluster = preset("cluster", "cluster=paper", "cluster.num_devices=200")
+    cluster = preset("cluster", "cluster=paper", "cluster.num_devices=128")
     for device in cluster.draw(COST, 0, np.random.default_rng(0)):
         law, budget = device.time, device.energy
         assert device.max_blocks == 6
@@ -117,6 +117,10 @@ def test_decibels_are_converted_to_numbers() -> None:
     ("overrides", "message"),
     [
         ("cluster.num_devices=0", r"cluster\.num_devices=0: .*\b1\b"),
+        ("cluster.num_devices=129", r"cluster\.num_devices=129: .*\b128\b"),
+        ("cluster.block_s=[1e300,1e300]", r"cluster\.block_s.*1e\+300: "),
+        ("cluster.hop_s=[0,1e7]", r"cluster\.hop_s.*: "),
+        (("cluster=edge", "cluster.launch_s=1e7"), r"cluster\.launch_s=.*: "),
         ("channel.num_channels=0", r"channel\.num_channels=0: .*\b1\b"),
         ("cluster.block_s=fast", r"cluster\.block_s"),
         ("cluster.block_s=[2,1]", r"cluster\.block_s=.*2.*1.*: .*least, most"),
