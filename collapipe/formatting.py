@@ -19,6 +19,8 @@ _LEAST_WATTS = 1e-3
 
 def seconds(value: float) -> str:
     """Return a time with three digits and a suitable unit."""
+    if value == 0:
+        return "0 s"
     scale, unit = next((pair for pair in _UNITS if value >= pair[0]), _UNITS[-1])
     scaled = value / scale
     text = f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:#.3g}".rstrip(".")
@@ -80,8 +82,8 @@ def watts(value: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 device``, ``2 devices``, ``2 micro-batches``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'e' * noun.endswith('ch')}s"
+    """Return a number with its noun: ``1 device``, ``2 devices``, ``2,000 batches``."""
+    return f"1 {noun}" if number == 1 else f"{number:,} {noun}{'e' * noun.endswith('ch')}s"
 
 
 def block_range(span: Span) -> str:

@@ -134,7 +134,7 @@ def membership_text(found: Audit) -> str:
         return "not measured: the training rows are on their owners' machines alone"
     return (
         f"advantage {percent(membership.advantage)} %, AUC {percent(membership.auc)} %, by the "
-        f"loss of {membership.rows} rows of either kind"
+        f"loss of {counted(membership.rows, 'row')} of either kind"
     )
 
 
@@ -170,8 +170,8 @@ def draw(found: Audit, file: Path) -> None:
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(
-        f"What a server could read: {found.tokens:,} tokens of {found.rows} rows, all tokens' rows "
-        "sent, 95 % intervals",
+        f"What a server could read: {counted(found.tokens, 'token')} of "
+        f"{counted(found.rows, 'row')}, all tokens' rows sent, 95 % intervals",
         fontsize=10,
     )
     figure.savefig(file, format="png", dpi=150)

@@ -11,6 +11,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from collapipe.errors import DataError
+from collapipe.formatting import counted
 from collapipe.seeds import derive
 
 if TYPE_CHECKING:  # takes a second to import, and owners' units do not need it
@@ -29,7 +30,7 @@ def shard(partitioner: "Partitioner", unit: int) -> Dataset:
     rows, num_rows = part(partitioner, unit), len(partitioner.dataset)
     if len(rows) == 0:
         kind = type(partitioner).__name__
-        raise DataError(f"unit {unit}: {kind} gives it 0 of {num_rows} rows; {WAY_OUT}")
+        raise DataError(f"unit {unit}: {kind} gives it 0 of {counted(num_rows, 'row')}; {WAY_OUT}")
     return rows
 
 
@@ -44,10 +45,11 @@ def part(partitioner: "Partitioner", unit: int) -> Dataset:
     except Exception as error:  # each partitioner raises its own classes
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(
-            f"unit {unit}: {kind} cannot divide {num_rows} rows ({cause}); {WAY_OUT}"
+            f"unit {unit}: {kind} cannot divide {counted(num_rows, 'row')} ({cause}); {WAY_OUT}"
         ) from error
     if rows is None:
-        raise DataError(f"unit {unit}: {kind} makes {count} shards of {num_rows} rows; {WAY_OUT}")
+        made = f"{counted(count, 'shard')} of {counted(num_rows, 'row')}"
+        raise DataError(f"unit {unit}: {kind} makes {made}; {WAY_OUT}")
     return rows
 
 

@@ -19,6 +19,7 @@ from collapipe.data.files import read_file
 from collapipe.data.folders import OUTSIDE, Splits, fault_of
 from collapipe.data.hub import hub_rows
 from collapipe.errors import DataError, NoRowsError
+from collapipe.formatting import counted
 from collapipe.sections import DataSettings
 from collapipe.seeds import derive
 from collapipe.text.vocabulary import fault_of_label
@@ -77,7 +78,7 @@ def _cut(train: Dataset, missing: Sequence[str], where: str, seed: int) -> Mappi
     share = max(1, len(train) // _HELD_OUT)
     if len(train) <= len(missing) * share:
         raise DataError(
-            f"{where}: {len(train)} rows are too few to take {' and '.join(missing)} from them; "
+            f"{where}: too few rows ({len(train)}) to take {' and '.join(missing)} from them; "
             "add rows, or files for data.validation_file and data.test_file"
         )
     drawn = np.random.default_rng(derive(seed, "held out")).permutation(len(train))
@@ -215,8 +216,8 @@ def _check_tags(tokens: list[list[str]], tags: list[list[str]], where: str) -> N
     for number, (words, row) in enumerate(zip(tokens, tags, strict=True), 1):
         if len(words) != len(row):
             raise DataError(
-                f"{where}: row {number} has {len(words)} tokens and {len(row)} tags; each token "
-                "needs one tag"
+                f"{where}: row {number} has {counted(len(words), 'token')} and "
+                f"{counted(len(row), 'tag')}; each token needs one tag"
             )
         for before, tag in pairwise([OUTSIDE, *row]):
             if fault := fault_of(tag, before):

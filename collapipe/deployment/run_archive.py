@@ -17,6 +17,7 @@ from typing import IO, cast
 from collapipe.credentials.addresses import host_and_port
 from collapipe.deployment.server_folder import RUNS
 from collapipe.errors import CollaPipeError, LinkError, StorageError, one_line
+from collapipe.formatting import counted
 from collapipe.runs.folder import LOCK, check_plain
 
 _PIECE = 2**20
@@ -98,7 +99,10 @@ def bring(home: Path, connection: str, run_id: str, run_dir: Path) -> None:
         print(f"folder       is where the server wrote it, not brought here: {why}", flush=True)
         return
     if count is not None:
-        print(f"brought      {count} files from the server's machine to {run_dir}", flush=True)
+        print(
+            f"brought      {counted(count, 'file')} from the server's machine to {run_dir}",
+            flush=True,
+        )
 
 
 def _dialled(home: Path, connection: str) -> HTTPSConnection:

@@ -167,7 +167,7 @@ class ClusterSection(Section):
         elif not num_channels:
             yield ("uplink",), "there are no channels; add channels, or remove it"
         elif (given := len(self.uplink.gain_db)) != num_channels:
-            fault = f"has {given} numbers, expected one for each of {num_channels} channels"
+            fault = f"has {given} entries, expected {num_channels}, one for each channel"
             yield ("uplink", "gain_db"), fault
 
     def _faults_of_links(self) -> Iterator[tuple[Loc, str]]:
@@ -250,7 +250,7 @@ class InventorySection(Section):
             yield ("round",), "there are no channels; add channels, or remove it"
         given, wanted = len(self.round.queues), len(self.clusters)
         if "queues" in self.round.model_fields_set and given != wanted:
-            fault = f"has {given} numbers, expected one for each of {wanted} clusters"
+            fault = f"has {given} entries, expected {wanted}, one for each cluster"
             yield ("round", "queues"), fault
 
 

@@ -31,7 +31,7 @@ def read(file: Path, way_out: str, private: bool = False) -> bytes:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror}); {way_out}") from error
     if len(content) > _LARGEST:
-        raise ConfigError(f"{file}: is longer than {_LARGEST} bytes; {way_out}")
+        raise ConfigError(f"{file}: is longer than {_LARGEST:,} bytes; {way_out}")
     if private and mode & 0o077:
         way_out = f"chmod 600 {quote(str(file))}"
         raise ConfigError(f"{file}: has mode {mode:o}, others may read the key; {way_out}")

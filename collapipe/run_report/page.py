@@ -125,16 +125,15 @@ def _facts(run: Run) -> dict[str, str]:
     test = summary.metric if summary else None
     rows = run.shard_rows.values()
     each = f"{min(rows):,} – {max(rows):,}" if len({*rows}) > 1 else f"{max(rows, default=0):,}"
-    devices, channels = run.option("cluster.num_devices"), run.option("channel.num_channels")
     return {
         **({f"test {test.name}": f"{test.value:.4g}  ({test.signature})"} if test else {}),
         **{name: _chosen(run, name) for name in _GROUPS},
-        "units": f"{run.num_units}"
-        + (f", {devices} devices each" if devices else "")
-        + (f", {channels} channels" if channels else ""),
+        "units": f"{run.num_units:,}",
+        "devices each": str(run.option("cluster.num_devices") or ""),
+        "channels": str(run.option("channel.num_channels") or ""),
         "training rows": f"{sum(rows):,}, {each} a unit" if rows else "",
-        "batch": f"{run.option('batch_size')} samples, "
-        f"{run.option('federation.local_steps')} local steps a round",
+        "samples of a batch": str(run.option("batch_size")),
+        "local steps a round": str(run.option("federation.local_steps")),
         "seed": str(run.seed),
         "clock": run.clock_text,
         "wall time": f"{seconds(run.rounds[-1].wall_s)}, measured" if run.rounds else "",

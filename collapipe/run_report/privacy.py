@@ -4,6 +4,7 @@ from string import ascii_letters
 
 from collapipe.audit import sections
 from collapipe.audit.result import Audit, Condition, read_audit
+from collapipe.formatting import counted
 from collapipe.run_report.charts import Kind, Series, colour_of, lines, rows, stacked
 from collapipe.run_report.html import Markup, charts, join, note, table, tag
 from collapipe.runs.reading import Run
@@ -18,10 +19,10 @@ def privacy(run: Run) -> Markup | None:
     if found is None:
         return None
     explanation = (
-        f"{found.rows} validation rows with {found.tokens:,} tokens, attacked with "
-        f"{found.public_rows:,} public rows by CollaPipe {found.version}. Tables have percent of "
-        "tokens with 95 % intervals; frozen: the first weights without dropout, trained: the last "
-        "ones with dropout."
+        f"{counted(found.rows, 'validation row')} with {counted(found.tokens, 'token')}, attacked "
+        f"with {counted(found.public_rows, 'public row')} by CollaPipe {found.version}. Tables "
+        "have percent of tokens with 95 % intervals; frozen: the first weights without dropout, "
+        "trained: the last ones with dropout."
     )
     return join(
         _age(found, len(run.rounds)),
@@ -49,7 +50,7 @@ def _age(found: Audit, rounds: int) -> Markup | None:
     return tag(
         "p",
         f"This audit attacked the model after round {found.trained_rounds}, and the run has "
-        f"{rounds} rounds now; audit it again for figures of its last model.",
+        f"{counted(rounds, 'round')} now; audit it again for figures of its last model.",
     )
 
 

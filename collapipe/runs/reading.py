@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from collapipe.config.resolved import value_at
 from collapipe.config.trust import read_tree, version_of
 from collapipe.errors import ConfigError, printable, unit_called
-from collapipe.formatting import seconds
+from collapipe.formatting import counted, seconds
 from collapipe.report import RoundReport, Score
 from collapipe.runs.checked_json import checked, text_of, valid
 from collapipe.runs.folder import check_there
@@ -273,8 +273,8 @@ def _check_complete(folder: Path, summary: Summary | None, found: int) -> None:
     had = summary.rounds_completed if summary and summary.completed else None
     if had is not None and had != found:
         raise ConfigError(
-            f"{folder / 'metrics.jsonl'}: has {found} rounds, summary.json counts {had}; restore "
-            "the file"
+            f"{folder / 'metrics.jsonl'}: has {counted(found, 'round')}, summary.json counts "
+            f"{had}; restore the file"
         )
 
 

@@ -13,6 +13,7 @@ from sacrebleu.metrics import BLEU
 from collapipe.data.folders import Splits, read_lines, read_splits
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError, DataError
+from collapipe.formatting import counted
 from collapipe.sections import DataSettings
 from collapipe.statistics import Statistics
 from collapipe.tasks.task import Score, TextLength, VocabularySize
@@ -131,7 +132,7 @@ class ParallelCorpus(Translation):
         target = read_lines(folder, f"{split}.{self.target}")
         if len(source.lines) != len(target.lines):
             raise DataError(
-                f"{source.path} has {len(source.lines)} lines, {target.path} has "
+                f"{source.path} has {counted(len(source.lines), 'line')}, {target.path} has "
                 f"{len(target.lines)}; line n of one must translate line n of the other"
             )
         rows = []

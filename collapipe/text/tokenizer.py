@@ -184,7 +184,7 @@ def check_tokenizer(json_text: str, *how: str) -> None:
     all memory and end the process.
     """
     if len(json_text) > _MOST_BYTES:
-        raise ConfigError(f"a tokeniser of {len(json_text)} characters, at most {_MOST_BYTES}")
+        raise ConfigError(f"a tokeniser of {len(json_text):,} characters, at most {_MOST_BYTES:,}")
     environment = {"RUST_BACKTRACE": "0", "TOKENIZERS_PARALLELISM": "false"}
     try:
         tried = subprocess.run(  # noqa: S603, our own program

@@ -11,6 +11,7 @@ from torch import Tensor
 from collapipe.config import Settings
 from collapipe.config.resolved import flattened
 from collapipe.errors import ConfigError, is_printable, one_line
+from collapipe.formatting import counted
 from collapipe.privacy.accounting import epsilon
 from collapipe.runs.folder import RunFolder, check_sizes
 from collapipe.runs.model import base_of, trained_form
@@ -97,7 +98,7 @@ def check_resumable(settings: Settings, checkpoint: Checkpoint) -> None:
         )
     if rounds == done and _complete(Path(settings.run_dir), rounds):
         raise ConfigError(
-            f"{settings.run_dir}: completed after {done} rounds; to train longer, raise "
+            f"{settings.run_dir}: completed after {counted(done, 'round')}; to train longer, raise "
             f"federation.rounds, such as federation.rounds={2 * done}"
         )
     read_shards(Path(settings.run_dir))

@@ -42,7 +42,7 @@ def show(plan: InventoryPlan) -> None:
 def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> None:
     problem, segments = planned.problem, planned.segments
     console.print(
-        f"{planned.cluster.name}: {problem.num_blocks} blocks on "
+        f"{planned.cluster.name}: {counted(problem.num_blocks, 'block')} on "
         f"{counted(len(problem.devices), 'device')}, batches of {problem.batch_size}, "
         f"law {problem.latency}",
         style="bold",

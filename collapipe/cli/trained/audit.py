@@ -11,7 +11,7 @@ from collapipe.audit.attack import audit
 from collapipe.audit.material import Material
 from collapipe.audit.result import JSON_FILE, PICTURE, Audit, read_audit
 from collapipe.errors import ConfigError, printable
-from collapipe.formatting import print_lines, print_table
+from collapipe.formatting import counted, print_lines, print_table
 from collapipe.runs.reading import read_run
 
 
@@ -60,9 +60,10 @@ def _write(run_dir: Path, found: Audit) -> None:
 def show(found: Audit, console: Console) -> None:
     """Print a summary of the attack, the tables, and other messages that reveal rows."""
     console.print(
-        f"{found.rows} validation rows with {found.tokens:,} tokens, {found.public_rows:,} public "
-        f"rows, seed {found.seed}. {sections.headline(found)} {sections.baseline(found)} Recovered "
-        "tokens, % (95 % interval):",
+        f"{counted(found.rows, 'validation row')} with {counted(found.tokens, 'token')}, "
+        f"{counted(found.public_rows, 'public row')}, seed {found.seed}. "
+        f"{sections.headline(found)} {sections.baseline(found)} Recovered tokens, % "
+        "(95 % interval):",
         soft_wrap=True,
     )
     for title, columns, rows in sections.tables(found):

@@ -156,7 +156,8 @@ def lines_of(stream: BinaryIO) -> Iterator[list[str]]:
         number += len(lines)
         if len(rest) > _LONGEST_LINE:
             raise ConfigError(
-                f"standard input:{number + 1}: a line of more than {_LONGEST_LINE} bytes; split it"
+                f"standard input:{number + 1}: a line of more than {_LONGEST_LINE:,} bytes; "
+                "split it"
             )
     if rest:
         yield [_decoded(rest, number + 1)]

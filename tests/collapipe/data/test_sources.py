@@ -188,7 +188,7 @@ def test_bad_files_are_one_line_errors(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"tokens": ["a", "b"], "ner_tags": ["O"]}\n', ["row 1 has 2 tokens and 1 tags"]),
+        ('{"tokens": ["a", "b"], "ner_tags": ["O"]}\n', ["row 1 has 2 tokens and 1 tag; "]),
         ('{"tokens": [], "ner_tags": []}\n', ["'tokens', row 1", "empty"]),
         ('{"tokens": ["a", null], "ner_tags": ["O", "O"]}\n', ["'tokens', row 1", "empty"]),
         ('{"tokens": 3, "ner_tags": ["O"]}\n', ["'tokens', row 1", "not a list"]),
@@ -248,7 +248,7 @@ def test_a_missing_split_is_a_tenth_of_the_training_rows(
     assert given[1] == numbers
     assert sorted([*given[0], *given[2]]) == numbers
     few = written(tmp_path, "few.txt", "one\ntwo\n")
-    with pytest.raises(DataError, match="2 rows are too few to take validation and test"):
+    with pytest.raises(DataError, match=r"too few rows \(2\) to take validation and test"):
         _ = read(DataSettings(train_file=str(few)), ["text"], 0).train
 
 

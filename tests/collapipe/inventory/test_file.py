@@ -284,7 +284,7 @@ def test_a_file_that_is_not_an_inventory_is_refused(
         (
             "[-10, 0, 20]",
             "[0, 20]",
-            ":13: clusters[0].uplink.gain_db: has 2 numbers, expected one for each of 3 ",
+            ":13: clusters[0].uplink.gain_db: has 2 entries, expected 3, one for each channel",
         ),
         ("[-10, 0, 20]", "[0, 20, loud]", "gain_db[2]=loud: "),
         ("[-10, 0, 20]", "[0, 20, 180.1]", "gain_db[2]=180.1: must be from -180 dB to 180 dB"),
@@ -300,7 +300,7 @@ def test_a_file_that_is_not_an_inventory_is_refused(
         (
             "channels:",
             "round: {queues: [1, 2]}\nchannels:",
-            "round.queues: has 2 numbers, expected one for each of 1 ",
+            "round.queues: has 2 entries, expected 1, one for each cluster",
         ),
         (
             "channels:",

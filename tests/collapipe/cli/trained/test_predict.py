@@ -34,7 +34,7 @@ def test_bytes_that_are_not_utf8_are_reported_with_their_line(content: bytes) ->
 
 def test_a_line_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict, "_LONGEST_LINE", 2**17)
-    with pytest.raises(ConfigError, match=rf"standard input:1\b.*{2**17}"):
+    with pytest.raises(ConfigError, match=rf"standard input:1\b.*{2**17:,}"):
         list(lines_of(io.BytesIO(b"a" * 2**20)))
 
 
