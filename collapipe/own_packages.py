@@ -5,6 +5,7 @@ A user's folder may have modules named ``optim`` or ``pipeline``: a ``pipeline.p
 script, or a path in PYTHONPATH, would replace CollaPipe's package.
 """
 
+import os
 import sys
 import sysconfig
 import traceback
@@ -63,6 +64,7 @@ def place_in_plugin(error: Exception) -> str | None:
         file = Path(frame.filename).resolve()
         if any(map(file.is_relative_to, own)):
             return None
-        if file.is_file() and not any(map(file.is_relative_to, libraries)):
+        # Path.is_file raises an error in a folder that cannot be read.
+        if os.access(file, os.F_OK) and not any(map(file.is_relative_to, libraries)):
             return f"{file.name}, line {frame.lineno}"
     return None

@@ -104,8 +104,15 @@ class InlineGrid(Grid):
             answer = self._client_app(message, self._contexts[node_id])
         except BaseException as error:  # every message needs a reply
             _log.debug("a unit raised", exc_info=True)
-            own = error_of_plugin(error) if isinstance(error, Exception) else None
-            reason = own or f"{type(error).__name__}: {error}"
-            answer = Message(Error(_APP_ERROR, reason), reply_to=message)
+            answer = Message(Error(_APP_ERROR, _reason(error)), reply_to=message)
         self._busy.remove(node_id)
         reply.set_result(answer)
+
+
+def _reason(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        own = error_of_plugin(error) if isinstance(error, Exception) else None
+        return own or f"{name}: {error}"
+    except Exception as other:  # an error without a text, or a folder that cannot be read
+        return f"{name}, without its text ({type(other).__name__})"
