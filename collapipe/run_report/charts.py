@@ -26,7 +26,7 @@ from collapipe.process.drawing import own_look
 from collapipe.run_report.html import Markup, scrolling, tag
 
 _WIDTH, _WIDE, _HEIGHT, _INCH = 420.0, 860.0, 250.0, 72.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 20.0, 26.0, 42.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 26.0, 26.0, 42.0  # right: half a label of 7 characters
 _ROW, _BOX, _ROW_TOP, _LETTER = 21.0, 0.72, 8.0, 7.4  # a box's height is its share of a row
 _MARKS, _LEGEND_MARKS, _DASHES = "os^DvPX>", "●■▲◆▼✚✖▶", ("-", "--", ":", "-.")
 _ABBREVIATED, _LONGEST = 1e4, 1e13  # ticks in between are 20k, 3M …
@@ -196,7 +196,7 @@ def cells(title: str, content: Sequence[Row], rounds: Sequence[int]) -> Markup:
 def _rows(title: str, across: str, content: Sequence[Row], span: Point, width: float) -> Markup:
     name = max((len(row.name) for row in content), default=0)
     caption = max((len(row.caption) for row in content), default=0)
-    left = min(0.4 * width, 14 + _LETTER * name)
+    left = max(_RIGHT, min(0.4 * width, 14 + _LETTER * name))
     right = min(0.5 * width, _RIGHT + _LETTER * caption)
     gap = 7 * (span[1] - span[0]) / (width - left - right)
 

@@ -4,6 +4,7 @@ In a joint round all clusters share one time axis. Scheduled clusters have furth
 upload, the head and the transfer of gradients, each only if it takes time.
 """
 
+import textwrap
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -16,6 +17,7 @@ from collapipe.process.drawing import name_rows, own_look, save_plot
 from optim.timeline import SegmentTimes, StageTimes
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN, _LEGEND_IN = 9.0, 0.42, 0.8, 0.6
+_TITLE_LETTERS = 100  # of a line, else a long name of a cluster is cut
 _LABELLED_FROM = 0.017  # share of the axis from which a bar has room for its number
 _SHADES, _HOPS = ("#3b6ea5", "#a9c6e3"), ("#222222", "#909090")  # also distinct in grey
 _UPLOAD, _SYNC = "#c98b3a", "#7f7f7f"
@@ -120,4 +122,4 @@ def _title(planned: PlannedCluster, joint: bool) -> str:
         upload = f", upload {seconds(allocation.upload_s)}, all in {seconds(allocation.finish_s)}"
     idle = ", idle in this round" if joint and not allocation else ""
     name, batch = planned.cluster.name, seconds(partition.latency_s)
-    return f"{name}: {how}, {batch} a batch{upload}{idle}"
+    return textwrap.fill(f"{name}: {how}, {batch} a batch{upload}{idle}", _TITLE_LETTERS)

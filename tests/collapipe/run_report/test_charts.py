@@ -34,6 +34,16 @@ def test_tick_labels_are_round_and_short(values: list[float], ticks: str) -> Non
     assert f" {ticks} " in Page(lines("a title", "samples", "", _series(*points))).text
 
 
+def test_the_first_and_the_last_label_of_an_axis_fit_in_the_picture() -> None:
+    drawn = [lines("a title", "s", "", _series((0.00012, 1), (0.00025, 3)))]
+    drawn.append(rows("a title", "s", [Row("a", [(BLUE, (0, 0.00012))])]))
+    for each in drawn:
+        labels = re.findall(r'middle" x="([^"]*)" y="[^"]*">([\d.]+)<', each)
+        for x, text in labels[0], labels[-1]:
+            half = 7.1 * len(text) / 2  # of a digit's width in DejaVu Sans, at 12 px
+            assert len(text) == 7 and half <= float(x) <= 420 - half
+
+
 def test_an_axis_begins_at_0_if_requested() -> None:
     drawn = (lines("a", "s", "", _series((1, 4), (2, 4.8)), zero=zero) for zero in (True, False))
     assert [" 0 1 2 3 4 5 " in Page(each).text for each in drawn] == [True, False]

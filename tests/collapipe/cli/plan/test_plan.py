@@ -521,6 +521,15 @@ def test_the_chart_is_drawn_the_same_every_time(
     assert first.startswith(b"\x89PNG" if suffix.lower() == "png" else b"<?xml")
 
 
+def test_a_long_name_of_a_cluster_does_not_push_figures_out_of_the_chart(
+    command: Command, tmp_path: Path
+) -> None:
+    chart, long = tmp_path / "chart.svg", JOINT.replace("name: workshop", f"name: {'w' * 96}")
+    assert command(written(tmp_path, long), "--plot", chart)[0] == 0
+    drawn = re.findall("<!-- (.*?) -->", chart.read_text())
+    assert any("a batch" in line for line in drawn) and 96 <= max(map(len, drawn)) <= 100
+
+
 def test_a_counted_head_has_a_row_in_the_table_and_the_chart(
     command: Command, tmp_path: Path
 ) -> None:
