@@ -15,6 +15,7 @@ SuperLink notices and ends, and then the others end.
 import math
 import os
 import secrets
+import shutil
 import signal
 import sys
 import time
@@ -33,6 +34,7 @@ from collapipe.wire.kept_file import IN_ENVIRONMENT
 _HIDE_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 _GRACE_SECONDS = 15.0  # an interrupted simulation runs its exit handlers and at most 5 s more
 _POLL_SECONDS = 0.1
+_LEAST_FREE = 2**25  # bytes; on a full disk Ray waits for a minute
 _MOST_LETTERS = 39  # a socket's path has at most 107 bytes, and Ray needs 68
 
 
@@ -78,7 +80,8 @@ def _site() -> Iterator[Flower]:
 
 
 def _check_ray_folder() -> None:
-    """Raise ``ConfigError`` if Ray's folder is unsuitable for sockets: Ray would wait minutes."""
+    """Raise ``ConfigError`` if Ray's folder is full or unsuitable for sockets: Ray would wait for
+    minutes."""
     names = ["RAY_TMPDIR", *(["TMPDIR"] if sys.platform == "linux" else [])]
     name = next((each for each in names if each in os.environ), None)
     folder = "/tmp" if name is None else os.environ[name]  # noqa: S108 - Ray's default
@@ -86,6 +89,11 @@ def _check_ray_folder() -> None:
         raise ConfigError(
             f"{name}={folder}: Ray needs a folder of at most {_MOST_LETTERS} ASCII letters for its "
             "sockets; set RAY_TMPDIR=/tmp"
+        )
+    if Path(folder).is_dir() and (free := shutil.disk_usage(folder).free) < _LEAST_FREE:
+        raise ConfigError(
+            f"{folder}: {free:,} bytes are free, and Ray needs {_LEAST_FREE:,} for its records; "
+            "set RAY_TMPDIR to another folder"
         )
 
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -134,6 +135,12 @@ def test_a_folder_in_which_ray_would_hang_is_refused(
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     with simulation._site() as site:
         assert site.environment["RAY_ADDRESS"] == "local"
+
+
+def test_a_full_folder_in_which_ray_would_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation.shutil, "disk_usage", lambda folder: Mock(free=2**20))
+    with pytest.raises(ConfigError, match=r"1,048,576 bytes are free"), simulation._site():
+        pass
 
 
 def test_a_missing_flower_command_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
