@@ -61,6 +61,7 @@ def main() -> None:
 
 
 def _run() -> int:
+    Path.cwd()  # without a current folder torch would end the process
     find_own_packages_first()
     return app(with_home(sys.argv[1:]), standalone_mode=False) or 0
 

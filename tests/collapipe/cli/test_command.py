@@ -31,6 +31,17 @@ Command = Callable[..., tuple[int, str, str]]
 ALONE = "federation.num_units=1", "federation.rounds=1"
 
 
+def test_every_command_reports_that_the_current_folder_is_gone(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for arguments in (["version"], ["report"], ["plan", "x.yaml"]):
+        status, out, err = command(*arguments)
+        assert (status, out, err.count("\n")) == (1, "", 1) and "current folder is gone" in err
+
+
 def corpus(folder: Path, **files: bytes | None) -> Path:
     """A parallel corpus of two made-up pairs per split; ``train_de=None`` omits a file."""
     texts = {"de": b"ein Boot\nzwei Boote\n", "en": b"a boat\ntwo boats\n"}
