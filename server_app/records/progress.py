@@ -9,7 +9,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from collapipe.errors import Called, printable
@@ -46,10 +46,10 @@ class RunProgress:
         self._live = Progress(
             TextColumn("round {task.fields[round]}/{task.fields[rounds]}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps · loss {task.fields[loss]} · {task.fields[metric]}"),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("· loss {task.fields[loss]} · {task.fields[metric]}"),
             TextColumn(f"· {{task.fields[speed]}} {self._per_s} ·"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),  # only the bar shrinks
             console=console,
             disable=not console.is_terminal,
         )
@@ -165,7 +165,9 @@ def shown(score: Score) -> str:
 
 def end_table(rows: Sequence[tuple[str, str]]) -> Table:
     """Build the short table at the end of a run."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        Column(), Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
     for name, value in rows:
         table.add_row(Text(name), Text(printable(value)))  # a value may look like markup
     return table

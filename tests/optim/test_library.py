@@ -230,7 +230,10 @@ class Answering:
         (None, " returned NoneType, expected RoundPlan"),
         ([], " returned list, expected RoundPlan"),
         (RoundPlan(1, (None,)), r": clusters\[0\]: must be keys with values"),
-        (RoundPlan(1, (), queues=(np.float64(-1),) * 3), r": queues\[0\]: must be at least 0, not -1.0"),
+        (
+            RoundPlan(1, (), queues=(np.float64(-1),) * 3),
+            r": queues\[0\]: must be at least 0, not -1.0",
+        ),
     ],
 )
 def test_a_strategy_that_returns_no_valid_plan_is_refused(answer: object, message: str) -> None:

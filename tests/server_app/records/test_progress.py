@@ -29,6 +29,20 @@ def test_a_line_is_printed_unchanged() -> None:
     assert shown.getvalue() == f"{path}\nfolder      /:bee:/[b]/1\n"
 
 
+def test_the_table_at_the_end_shows_a_long_path_whole() -> None:
+    shown = io.StringIO()
+    Console(file=shown, width=40).print(end_table([("folder", path := "/a" * 60)]))
+    assert "".join(shown.getvalue().split()) == f"folder{path}"
+
+
+def test_80_columns_have_room_for_all_figures_of_the_progress() -> None:
+    console = Console(file=(shown := io.StringIO()), width=80, force_terminal=True)
+    with RunProgress(console, 15, 60, CALLED) as progress:
+        progress.round(round_report(15, train_loss=0.5, samples=3840), 1.0)
+    assert "…" not in shown.getvalue()
+    assert re.search(r"round .*15/15.*900/900.*3,840 samples/s.*0:00:00", shown.getvalue())
+
+
 def test_each_cause_is_shown_once_and_in_one_line() -> None:
     shown = io.StringIO()
     with RunProgress(Console(file=shown, width=80), 9, 1, CALLED) as progress:
