@@ -70,7 +70,8 @@ def test_paths_in_an_owners_file_expand_the_home_folder(home: Path, tmp_path: Pa
 
 def test_credentials_of_an_inventory_expand_the_home_folder(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "boxes.yaml"
-    device = up.LocalDevice("a", "127.0.0.1:7700", 1, "1GB")
+    speeds = {"flops_per_s": 1e9, "d2d_rate_bps": 1e9}
+    device = {"name": "a", "address": "127.0.0.1:7700", "memory_bytes": 1e9, **speeds}
     file.write_text(up._inventory([[device]], Path("~/keys")))
     assert read_inventory(file, ANY_COST).section.credentials == str(home / "keys")
 

@@ -159,7 +159,7 @@ def test_a_plan_may_contain_numpy_numbers(tmp_path: Path, monkeypatch: pytest.Mo
             lambda plan: replace(plan, certificate=Certificate(1.0, 1.0, "own", math.inf)),
             "certificate.solve_time_s: must be a finite number",
         ),
-        (lambda plan: replace(plan, certificate={}), "certificate.objective: is missing"),
+        (lambda plan: replace(plan, certificate={}), "certificate.objective is missing"),
         (lambda plan: of_first(plan, unit=object()), "no attribute 'tolist'"),
         (lambda plan: of_first(plan, unit=np.ones(2)), "clusters[0].unit: must be a whole number"),
         (lambda plan: of_first(plan, latency_s="soon"), "clusters[0].latency_s: must be a number"),
