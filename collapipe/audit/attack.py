@@ -59,7 +59,7 @@ def audit(held: Material, *, trained_rounds: int) -> Audit:
         sends=settings.server_has_heads,
         sent=sent,
         targets=_targets(settings),
-        recoveries=_all(cuts, "fitting attacks behind block", models, range(blocks + 1)),
+        recoveries=_all(cuts, "fitting attacks after block", models, range(blocks + 1)),
         updates=_all(rounds, "attacking updates of size", models, range(1, NUM_SIZES + 1)),
         membership=membership_of(settings, held.model, held.tokenizer, held.unit),
         hidden=_hidden(settings),

@@ -63,7 +63,7 @@ def headline(found: Audit) -> str:
             "what it would get if heads were on it."
         )
     blocks = counted(sent.blocks, "block")
-    return f"The server gets {SENT[sent.reads]} behind {blocks}, {sent.precision}."
+    return f"The server gets {SENT[sent.reads]} after {blocks}, {sent.precision}."
 
 
 def baseline(found: Audit) -> str:

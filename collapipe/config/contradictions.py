@@ -45,13 +45,13 @@ def contradictions(settings: Settings) -> Iterator[str]:
         )
     if cut is not None and mode in ("control_unit", "auto"):
         yield (
-            f"framework.cut={cut}: the blocks behind it are trained with the head on the server, "
-            f"but decoder.mode={mode} has that on units; set decoder.mode=per_cluster"
+            f"framework.cut={cut}: the server trains the later blocks with the head, but with "
+            f"decoder.mode={mode} units have the head; set decoder.mode=per_cluster"
         )
     if settings.compression.feedback and not settings.server_has_heads:
         yield (
             "compression.feedback=true: no activations are sent with decoder.mode=control_unit, or "
-            f"with framework={settings.framework.name} where that trains unsplit models; set "
+            f"if framework={settings.framework.name} trains unsplit models; set "
             "compression.feedback=false"
         )
     if settings.privacy.clip_norm is not None:

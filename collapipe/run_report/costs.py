@@ -71,7 +71,7 @@ def predicted(run: Run) -> Markup:
         line.round: line.seconds.get("round", 0.0) for line in planned if "train" in line.seconds
     }
     if not took:
-        why = "Nothing was trained: there is no measured time beside the modelled delay."
+        why = "Nothing was trained: there is no measured time to compare with the modelled delay."
         return join(charts(modelled), note(why))
     measured = _by_round("Measured time of each round", "seconds, measured", 1, took)
     pairs = [(delay, took[n]) for n, delay in delays.items() if n in took and delay > 0]

@@ -280,9 +280,9 @@ def _check_complete(folder: Path, summary: Summary | None, found: int) -> None:
 
 def _contradictions(line: RoundReport, last: int, num_units: int) -> Iterator[str]:
     if line.round <= last:
-        yield f"round {line.round} behind round {last}; rounds follow each other"
+        yield f"round {line.round} after round {last}; rounds follow each other"
     if line.round > last + 1:
-        yield f"round {line.round} behind round {last}; the rounds between them are missing"
+        yield f"round {line.round} after round {last}; the rounds between them are missing"
     planned = (cluster.unit for cluster in line.plan.clusters)
     for unit in (*planned, *line.units, *line.failures, *line.excluded, *line.costs):
         if not 0 <= unit < num_units:

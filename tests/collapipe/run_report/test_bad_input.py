@@ -31,8 +31,8 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
     [
         (LINES, lambda text: "{]\n" + text, ":1: not JSON as a run writes it"),
         (LINES, _replaced('"round": 2', '"round": "two"'), ":2: round: "),
-        (LINES, _replaced('"round": 2', '"round": 1'), ":2: round 1 behind round 1"),
-        (LINES, _replaced('"round": 2', '"round": 3'), ":2: round 3 behind round 1; the rounds"),
+        (LINES, _replaced('"round": 2', '"round": 1'), ":2: round 1 after round 1"),
+        (LINES, _replaced('"round": 2', '"round": 3'), ":2: round 3 after round 1; the rounds"),
         (LINES, _replaced('"wall_s": ', '"wall_s": 1e999, "x": '), "(1e999 is no figure"),
         (LINES, _replaced('"samples": ', f'"samples": 1{"0" * 50}, "x": '), "(1000000000"),
         (LINES, _replaced('"wall_s": ', '"wall_s": NaN, "x": '), "(NaN is no figure of a run)"),

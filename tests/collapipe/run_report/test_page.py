@@ -240,7 +240,10 @@ def test_a_run_that_only_scheduled_has_no_measured_rounds(
     write_lines(run, [{**line, "seconds": {"plan": 1.0, "round": 1.0}} for line in made_lines(20)])
     page = report(run)
     assert "Modelled delay of each round" in page.texts
-    assert "Nothing was trained: there is no measured time beside the modelled delay." in page.texts
+    assert (
+        "Nothing was trained: there is no measured time to compare with the modelled delay."
+        in page.texts
+    )
     assert not {"Measured time of each round", "Measured against modelled"} & set(page.texts)
     assert "Completed after 20 of 20 rounds, scheduled without training" in page.texts
     assert "took part" in " ".join(page.texts) and " trained" not in page.texts
