@@ -108,8 +108,8 @@ def go_back(kept: KeptStore, message: Message, context: Context) -> None:
         return
     before = records.pack_kept(*kept.go_back(context.run_id))
     known = records.trained_round(before) == arrived
-    how = "goes back to that state" if known else "did not store that one and begins without state"
-    _log.info("state of round %d, the server expects that of %d: the unit %s", last, arrived, how)
+    how = "goes back to that state" if known else "did not store it and begins without state"
+    _log.info("state of round %d, the server expects round %d: the unit %s", last, arrived, how)
     # the server may have sent a new setup since, and have begun a masked sum of this round
     later = {name: context.state[name] for name in records.OF_NO_ROUND if name in context.state}
     context.state.clear()

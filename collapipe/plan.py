@@ -76,8 +76,8 @@ class SegmentPlan:
             or min(share.rows for share in self.shares) < 1
         ):
             raise ConfigError(
-                f"segment on {self.device}: shares {self.holders}; expected several, those of "
-                f"{self.device} first, those of a device together, each with at least one row"
+                f"segment on {self.device}: shares {self.holders}; expected two or more, first of "
+                f"{self.device}, each device's without others between, each of at least one row"
             )
 
     @property

@@ -184,7 +184,7 @@ def _loaded(digest: str, stores: Sequence[FrozenStore]) -> Tensors | None:
 def _empty(spec: ModelSpec, vocabulary: Vocabulary, part: str) -> nn.Module:
     """Return a part without values."""
     if (build := builders(spec, vocabulary).get(part)) is None:
-        raise WireError(f"this model has no part {part[:40]!r}, of which frozen weights are named")
+        raise WireError(f"frozen weights of part {part[:40]!r}, which this model does not have")
     with WithoutValues():
         return build()
 

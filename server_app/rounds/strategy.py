@@ -156,7 +156,7 @@ class CollaPipeStrategy:
         if self._ran:
             raise ConfigError(
                 "this strategy has already run; make another CollaPipeStrategy, and pass it the "
-                "result's arrays to go on from them"
+                "result's arrays to continue from them"
             )
         if initial_arrays is not None:  # a caller may have changed those of initial_arrays()
             self._take(dict(initial_arrays.to_torch_state_dict()))

@@ -119,7 +119,7 @@ def test_a_run_without_digests_is_refused_in_one_line(tmp_path: Path, finished: 
     ("digests", "message"),
     [
         ({"embedding": "../../secret"}, "must be 64 hex digits"),
-        ({"blocks.9": "0" * 64}, r"no part 'blocks\.9'"),
+        ({"blocks.9": "0" * 64}, r"part 'blocks\.9'"),
         (["embedding"], "not the digests"),
     ],
 )
