@@ -171,9 +171,9 @@ def _devices(
             "name": log.stem,
             "address": address,
             "process_id": str(process.pid),
-            "flops_per_s": 1e10,
-            "d2d_rate_bps": 8e9,
-            "memory_bytes": memory_bytes(share),
+            "flops_per_s": "1e10",  # a text, which YAML writes as it is
+            "d2d_rate_bps": "8e9",
+            "memory_bytes": int(memory_bytes(share)),
         }
         for (log, process), share in zip(processes.items(), memory, strict=True)
         for address in re.findall(f"{_READY}(.+)", log.read_text())
