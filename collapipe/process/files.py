@@ -93,8 +93,8 @@ def sync(path: Path) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder with mode 700; it gets the name ``folder`` when the context ends.
 
-    The temporary folder is removed after an error. Raises ``ConfigError`` if ``folder`` is a file
-    or a folder that is not empty.
+    The temporary folder is removed after an error, and a ``ConfigError`` names ``folder`` in its
+    place. Raises ``ConfigError`` if ``folder`` is a file or a folder that is not empty.
     """
     with _storage_errors(folder):
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -105,6 +105,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         yield partial
         with _storage_errors(folder):
             partial.rename(folder)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(str(partial), str(folder))) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -1,6 +1,7 @@
 """Files appear complete and with their mode; new files replace no existing file."""
 
 import os
+import re
 from pathlib import Path
 from stat import S_IMODE
 
@@ -85,3 +86,11 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(b"0" * (2**20 + 1))
     with pytest.raises(ConfigError, match="bring another"):
         files.read(tmp_path / "long", "bring another")
+
+
+def test_an_error_in_a_new_folder_names_it_by_its_final_name(tmp_path: Path) -> None:
+    folder = tmp_path / "farm"
+    expected = re.escape(f"{folder}/keys/a: cannot be written (No such file or directory)")
+    with pytest.raises(ConfigError, match=f"^{expected}"), files.new_folder(folder) as partial:
+        files.write_new(partial / "keys" / "a", b"")
+    assert [*tmp_path.iterdir()] == []
