@@ -200,7 +200,7 @@ def train(message: Message, context: Context) -> RecordDict:
     with cancellable(request.timeout_s):
         unit = node.unit_of(context, settings)
         fixed = node.fixed_parts(context, settings, unit)
-        kept, frozen = node.kept_groups(context), fixed.parts.digests
+        kept, frozen = node.kept_groups(context), fixed.digests
         inputs = RoundInputs(request, weights, fixed, frozen, head_state, kept, masks)
         done = run_round(unit, inputs)
         cancellation.check()  # a cancelled round must not change the state

@@ -11,7 +11,6 @@ from client_app.fixed_parts import FixedParts
 from collapipe import owner
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, WireError
-from collapipe.models.frozen import FrozenParts
 from collapipe.models.split import EMBEDDING, HEAD
 from collapipe.owner_account import OwnerAccount
 from collapipe.tensors import Tensors
@@ -99,14 +98,16 @@ def cached_parts(
     settings: Settings, tokenizer: str, frozen: tuple[tuple[str, str], ...], devices: bool
 ) -> FixedParts:
     """Return the frozen weights of the parts whose digests are ``frozen``."""
-    parts = FrozenParts(
-        dict(frozen),
+    digests = dict(frozen)
+    return FixedParts(
+        digests,
         settings.model,
         Tokenizer.unpack(tokenizer).vocabulary,
         getattr(torch, settings.pipeline.dtype),
         [FrozenStore(default_folder())],
+        used=(EMBEDDING, HEAD) if devices else digests,
+        device=settings.unit_device,
     )
-    return FixedParts(parts, (EMBEDDING, HEAD) if devices else [*parts], settings.unit_device)
 
 
 def kept_groups(context: Context) -> dict[str, Tensors]:
