@@ -124,12 +124,13 @@ def read_spec(document: Document, inventory: InventorySection) -> "ModelSpec":
         )
 
 
-def _with_ends(model: Model, spec: Any, tokens: int) -> Model:
+def _with_ends(model: Model, spec: "ModelSpec", tokens: int) -> Model:
     """Return ``model`` with its embedding and head, which its vocabulary makes large."""
     from collapipe.models.cost import end_bytes, head_flops
+    from collapipe.models.split import original
     from collapipe.text.vocabulary import Vocabulary
 
-    size = getattr(spec, "base", spec).own_config.vocab_size
+    size = cast(Any, original(spec)).own_config.vocab_size
     vocabulary = Vocabulary(size, pad=0, bos=0, eos=0)
     blocks = model.head_blocks or head_flops(spec, vocabulary, tokens) / model.cost.flops
     return replace(model, head_blocks=blocks, end_bytes=end_bytes(spec, vocabulary))
@@ -193,14 +194,16 @@ def _counted(
     from collapipe.models.cost import measure_cost  # torch takes seconds
 
     spec = read_spec(document, inventory)
-    _check_tokens(document, getattr(spec, "base", spec), tokens)
+    _check_tokens(document, spec, tokens)
     with _placed(document, "model"):
         return spec, measure_cost(spec, tokens, inventory.batch_size, recompute=recompute)
 
 
-def _check_tokens(document: Document, spec: Any, tokens: int) -> None:
+def _check_tokens(document: Document, spec: "ModelSpec", tokens: int) -> None:
     """Raise ``ConfigError`` if a sample has more tokens than the model has positions for."""
-    config: Any = getattr(spec, "own_config", None)  # of a Hugging Face model
+    from collapipe.models.split import original
+
+    config: Any = getattr(original(spec), "own_config", None)  # of a Hugging Face model
     if config is None:
         return
     from collapipe.models.huggingface.layers import most_tokens  # takes seconds

@@ -26,7 +26,7 @@ from collapipe.models.description import MOST_BLOCKS
 from collapipe.models.kept import in_dtype, unquantised
 from collapipe.models.part import prefixed
 from collapipe.models.quantised import FORMAT, quantise
-from collapipe.models.split import DerivedSpec, ModelSpec, builders, not_training
+from collapipe.models.split import DerivedSpec, ModelSpec, builders, not_training, original
 from collapipe.models.without_values import WithoutValues
 from collapipe.tensors import Tensors, aligned, chosen
 from collapipe.text.vocabulary import Vocabulary
@@ -135,10 +135,8 @@ def _as_kept(name: str, weight: Tensor, like: Tensors, quantised: bool) -> Tenso
 
 def forget(spec: ModelSpec) -> None:
     """Release the weights of the whole model that building parts of ``spec`` may have read."""
-    while isinstance(spec, DerivedSpec):
-        spec = spec.base
-    if hasattr(spec, "forget"):
-        cast(Any, spec).forget()
+    if (release := getattr(original(spec), "forget", None)) is not None:
+        release()
 
 
 def find(

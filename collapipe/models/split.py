@@ -85,13 +85,20 @@ def masks_for(embedding: nn.Module, mask: Tensor) -> tuple[Tensor, ...]:
 
 def packs(spec: ModelSpec) -> bool:
     """Whether blocks and head accept masks of several sequences in a row; see ``Batch.mask``."""
-    return bool(getattr(spec, "packs", False))
+    return bool(getattr(original(spec), "packs", False))
 
 
 def table_rows(spec: ModelSpec) -> int:
     """Return the rows that the first block appends to a sample's tokens, and the last one removes;
     0 unless ``spec`` has the attribute."""
-    return int(getattr(spec, "table_rows", 0))
+    return int(getattr(original(spec), "table_rows", 0))
+
+
+def original(spec: ModelSpec) -> ModelSpec:
+    """Return the model from which ``spec`` derives, without adapters, stem and cut."""
+    while isinstance(spec, DerivedSpec):
+        spec = spec.base
+    return spec
 
 
 @dataclass(frozen=True)
@@ -111,16 +118,6 @@ class DerivedSpec:
     @property
     def own_tokenizer(self) -> str | None:
         return self.base.own_tokenizer
-
-    @property
-    def packs(self) -> bool:
-        """See ``packs``."""
-        return packs(self.base)
-
-    @property
-    def table_rows(self) -> int:
-        """See ``table_rows``."""
-        return table_rows(self.base)
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         return self.base.build_embedding(vocabulary)

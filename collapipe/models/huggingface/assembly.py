@@ -12,7 +12,7 @@ from collapipe.models.huggingface.skeleton import fill, skeleton
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.kept import widen
 from collapipe.models.lora import LORA, LoraSpec, kept_as
-from collapipe.models.split import ModelSpec, SplitModel, build_empty
+from collapipe.models.split import ModelSpec, SplitModel, build_empty, original
 from collapipe.models.without_values import WithoutValues
 from collapipe.tensors import aligned
 from collapipe.text.vocabulary import Vocabulary
@@ -20,8 +20,7 @@ from collapipe.text.vocabulary import Vocabulary
 
 def is_of_transformers(spec: ModelSpec) -> bool:
     """Whether ``spec`` is, or derives from, a model of transformers."""
-    spec, _ = without_cut(spec, {})
-    return isinstance(spec.base if isinstance(spec, LoraSpec) else spec, HuggingFaceSpec)
+    return isinstance(original(spec), HuggingFaceSpec)
 
 
 def assembled(spec: ModelSpec, vocabulary: Vocabulary, weights: Mapping[str, Tensor]) -> Any:
