@@ -6,14 +6,15 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from collapipe.config.resolved import value_at
-from collapipe.errors import CollaPipeError, ConfigError, one_line
+from collapipe.errors import ConfigError
 from collapipe.inventory.schema import InventorySection
 from collapipe.inventory.yaml_file import load
 from collapipe.process.files import read, replace
 from collapipe.step_law import StepLaw
+from collapipe.validation import from_json
 
 _OPTIONS = (  # a measured step holds for the same values only
     *("model", "adapter", "batch_size", "task.max_length", "decoder", "compression"),
@@ -58,12 +59,7 @@ def read_step(
     again = f"measure again: {how} OPTIONS --write, with the options of collapipe run"
     if not file.exists():
         return None
-    raw = read(file, again)
-    try:
-        content = _CONTENT.validate_json(raw)
-    except (ValidationError, CollaPipeError) as error:
-        cause = "damaged" if isinstance(error, ValidationError) else one_line(error)
-        raise ConfigError(f"{file}: no measured steps ({cause}); {again}") from error
+    content = from_json(_CONTENT, file, read(file, again), "measured steps", f"; {again}")
     own = options_of(tree)
     if other := [name for name in own if content.options.get(name) != own[name]]:
         raise ConfigError(f"{file}: was measured with another {', '.join(other)}; {again}")

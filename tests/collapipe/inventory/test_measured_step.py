@@ -125,7 +125,7 @@ def test_a_damaged_file_is_refused(boxes: Path, old: str, new: str) -> None:
     changed = re.sub(old, new, text, count=1)
     assert changed != text
     step_file(boxes).write_text(changed)
-    way = r"boxes\.yaml\.step\.json: (no measured steps|is longer)"
+    way = r"boxes\.yaml\.step\.json: (not measured steps|is longer)"
     with pytest.raises(ConfigError, match=way) as refused:
         read_step(boxes, TREE, 1, DEVICES)
     assert str(refused.value).count("measure again") == 1
