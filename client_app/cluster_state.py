@@ -3,7 +3,7 @@
 Traffic on the decoder link is predicted exactly to the byte.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -104,20 +104,19 @@ class LinkTraffic:
         return cls(form, settings.federation.local_steps, sampled, preset)
 
     def up_bits(self, precision: str) -> float:
-        """Return z_n^enc, the bits that are sent with activations in this precision: the frames'
-        bits, or the preset's scaled bits."""
-        if self.preset_bits is not None:
-            return self.local_steps * self.preset_bits * sent_share(self.form.dim, precision)
-        step = fmean(self.form.step(each, precision) for each in self.steps)
-        return 8 * self.local_steps * step
+        """Return z_n^enc, the bits that are sent with activations in this precision."""
+        return self._bits(precision, (self.form.step(each, precision) for each in self.steps))
 
     @property
     def down_bits(self) -> float:
         """The bits of the received gradients."""
+        return self._bits(self.form.gradient, map(self.form.answers, self.steps))
+
+    def _bits(self, precision: str, step_bytes: Iterable[int]) -> float:
+        """Return a round's bits: the frames' bits, or the preset's scaled bits."""
         if self.preset_bits is not None:
-            share = sent_share(self.form.dim, self.form.gradient)
-            return self.local_steps * self.preset_bits * share
-        return 8 * self.local_steps * fmean(map(self.form.answers, self.steps))
+            return self.local_steps * self.preset_bits * sent_share(self.form.dim, precision)
+        return 8 * self.local_steps * fmean(step_bytes)
 
 
 def cluster_state(
@@ -227,17 +226,15 @@ def _head_seconds(
     """Return the seconds of a head on the control unit in all local steps of a round, from its
     FLOPs relative to a block's."""
     cost = block_cost(settings)
-    law = cluster.control_unit(cost, unit)
-    if law is None and settings.chooses_heads:
+    if (law := cluster.control_unit(cost, unit)) is None:
+        if not settings.chooses_heads:
+            return 0.0
         raise ConfigError(
             "decoder.mode=auto: the speed of the control unit is not known; set "
             "cluster.control_unit_… of the preset, or control_unit in the inventory, or choose "
             "decoder.mode=per_cluster or control_unit"
         )
-    if law is None:
-        return 0.0
-    flops = head_flops(settings.model, vocabulary, settings.task.max_length)
-    blocks = flops / cost.flops
+    blocks = head_flops(settings.model, vocabulary, settings.task.max_length) / cost.flops
     step_s = blocks * law.compute(1, settings.batch_size)
     return settings.federation.local_steps * step_s
 
