@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.errors import ConfigError
-from collapipe.models.dropout import DropoutKey, drawing_from
+from collapipe.models.dropout import DropoutKey
 from collapipe.models.without_values import WithoutValues
 from collapipe.tensors import IGNORED, Batch, Tensors, aligned
 from collapipe.text.vocabulary import Vocabulary
@@ -167,13 +167,12 @@ class SplitModel(nn.Module):
 
     def loss(self, batch: Batch, key: DropoutKey) -> Tensor:
         """Return the summed loss of the target tokens, with the dropout masks of micro-batch 0."""
-        with drawing_from(key.generator(EMBEDDING, 0)):
-            masks = masks_for(self.embedding, batch.mask)
-            hidden: Tensor = self.embedding(batch.inputs, *masks)
+        with key.drawing(EMBEDDING, 0):
+            hidden: Tensor = self.embedding(batch.inputs, *masks_for(self.embedding, batch.mask))
         for index, block in enumerate(self.blocks):
-            with drawing_from(key.generator(block_name(index), 0)):
+            with key.drawing(block_name(index), 0):
                 hidden = block(hidden, batch.mask)
-        with drawing_from(key.generator(HEAD, 0)):
+        with key.drawing(HEAD, 0):
             return summed_loss(self.head, hidden, batch.mask, batch.targets)
 
     @torch.inference_mode()
