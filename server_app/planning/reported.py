@@ -41,11 +41,9 @@ def with_times(cluster: ClusterState, then: ClusterState) -> ClusterState:
     return replace(cluster, devices=tuple(devices), step=then.step)
 
 
-def same_cluster(then: Reported, now: Reported) -> bool:
+def same_cluster(then: ClusterState, now: ClusterState) -> bool:
     """Whether a unit's cluster has not changed. Real devices are compared by their names, because
     their speeds and free memory are measured anew."""
-    if isinstance(then, Failure) or isinstance(now, Failure):
-        return False
     names = [[device.name for device in each.devices] for each in (then, now)]
     if then.real_devices and names[0] == names[1]:
         now = replace(now, devices=then.devices, step=then.step)

@@ -110,20 +110,19 @@ class Scheduler:
         The log names units whose cluster has changed. Excluded units are asked again in the round
         that the checkpoint has for them. Measured times of real devices are the checkpoint's.
         """
+        changed, others = dict[int, ClusterState](), list[str]()
         pairs = zip(then.roster.reported, now.reported, strict=True)
-        changed = {
-            unit: with_times(new, old)
-            for unit, (old, new) in enumerate(pairs)
-            if isinstance(old, ClusterState) and isinstance(new, ClusterState) and old != new
-        }
-        before = then.roster.reported
-        others = [unit for unit, new in changed.items() if not same_cluster(before[unit], new)]
+        for unit, (old, new) in enumerate(pairs):
+            if isinstance(old, ClusterState) and isinstance(new, ClusterState) and old != new:
+                changed[unit] = with_times(new, old)
+                if not same_cluster(old, changed[unit]):
+                    others.append(self.called(unit))
         if others:
             _log.warning(
                 "%s: devices, rows or bits have changed since the checkpoint. The run continues "
                 "with the new ones, so its result will differ. To avoid this, restore cluster.file "
                 "and the data files and resume again",
-                few_of(map(self.called, others), ", "),
+                few_of(others, ", "),
             )
         return replace(then, roster=then.roster.updated(changed))
 
