@@ -6,6 +6,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -208,16 +209,19 @@ class HuggingFaceSpec:
     def stored(self, source: str | None = None) -> weights.Stored | None:
         """Return the files of the pretrained model's weights, or of another folder or hub id
         ``source``; None if they are not on this machine. The hub is not asked."""
-        name = source or (self.name if self.pretrained else None)
-        return weights.tried(name, lambda: weights.stored(name, local=True)) if name else None
+        if name := source or (self.name if self.pretrained else None):
+            with weights.reading(name), suppress(OSError):
+                return weights.stored(name, local=True)
+        return None
 
     def published(self, like: Mapping[str, Tensor], there: weights.Stored) -> Tensors | None:
         """Return weights of one part with the names, shapes and dtypes of ``like``; None unless
         the files have all of them."""
         wanted = {self.names.to_original(ours): each for ours, each in like.items()}
-        name = self.name or there.files[0].parent
-        found = weights.tried(name, lambda: _read(self, there, wanted))
-        return found and dict(zip(like, found.values(), strict=True))
+        with weights.reading(self.name or there.files[0].parent), suppress(OSError):
+            found = _read(self, there, wanted)
+            return found and dict(zip(like, found.values(), strict=True))
+        return None
 
     def copies(self, vocabulary: Vocabulary | None) -> dict[str, str]:
         """Return weights of the original that are not stored here → the weights they copy."""

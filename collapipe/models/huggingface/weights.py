@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -215,16 +215,6 @@ def _unwrapped(found: dict[str, T]) -> dict[str, T]:
         if all(name.startswith(prefix) for name in found):
             found = {name.removeprefix(prefix): each for name, each in found.items()}
     return found
-
-
-def tried(name: object, read: Callable[[], T]) -> T | None:
-    """Return what ``read`` does; None if files are missing. Raises ``ConfigError`` for invalid
-    ones."""
-    with reading(name):
-        try:
-            return read()
-        except OSError:
-            return None
 
 
 @contextmanager
