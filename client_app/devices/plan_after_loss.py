@@ -9,7 +9,7 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan
 from collapipe.state import DeviceProfile
 from optim.partition.exact import exact_partition
-from optim.problem import ClusterProblem, ClusterSolution
+from optim.problem import ClusterProblem
 from optim.sharing.exact import shared_partition
 from optim.sharing.law import partition_of_plan
 from optim.step import in_flight
@@ -38,10 +38,13 @@ def plan_after_loss(
     problem = _problem(plan, left, batch_size)
     try:
         found = solve_verified(problem, exact_partition, np.random.default_rng(0))
-    except InfeasibleRoundError:
-        if (shared := _shared(problem) if may_share or plan.shares else None) is None:
+    except InfeasibleRoundError as impossible:
+        if not (may_share or plan.shares):
             raise
-        found = shared
+        try:
+            found = solve_verified(problem, shared_partition, np.random.default_rng(0))
+        except InfeasibleRoundError:
+            raise impossible from None
     most = most_segments or len(left)
     allowed = [each for each in found.front if each.num_segments <= most]
     best = min(allowed or [found.best], key=lambda each: each.latency_s)
@@ -70,14 +73,6 @@ def taken_over_by(
         if is_possible(problem, point):
             found.append((point.latency_s, number, each))
     return min(found)[-1] if found else None
-
-
-def _shared(problem: ClusterProblem) -> ClusterSolution | None:
-    """Return plans with shared stages; None if none fits."""
-    try:
-        return solve_verified(problem, shared_partition, np.random.default_rng(0))
-    except InfeasibleRoundError:
-        return None
 
 
 def _problem(
