@@ -150,17 +150,17 @@ class Heads:
     def keep_states(self, units: Mapping[int, Tensors]) -> None:
         """Keep the optimiser states and activations of the units that finished. ``units`` has the
         states that units with a head returned."""
-        for unit, session in self._sessions.items():
-            if unit in units and session.coder is not None:
+        finished = {unit: each for unit, each in self._sessions.items() if unit in units}
+        for unit, session in finished.items():
+            if session.coder is not None:
                 self.memories[unit] = session.coder.known.after(session.coder.arrived)
-        failed = self._sessions.keys() - set(units)
+        failed = len(finished) < len(self._sessions)
         if self.settings.optimizer.state == "reset" or (self._shared and failed):
             return
         self.states |= {unit: state for unit, state in units.items() if state}
-        for unit, session in self._sessions.items():
-            if unit in units:
-                owner = _SHARED if self._shared else unit
-                self.states[owner] = session.part.optimizer_state()
+        for unit, session in finished.items():
+            owner = _SHARED if self._shared else unit
+            self.states[owner] = session.part.optimizer_state()
 
     def _build(self, weights: Tensors, owner: int) -> HeadPart:
         settings = self.settings
