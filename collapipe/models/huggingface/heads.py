@@ -1,7 +1,6 @@
 """Heads, the parts after the blocks: a task head, a causal model's last layers, or a decoder."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,13 +62,6 @@ class TiedOutput(nn.Module):
         return functional.linear(hidden, self.weight)
 
 
-def output_layer(original: Any, finish: Callable[[Tensor], Tensor]) -> OutputLayer | None:
-    """Return the model's output layer, or None if it has adapters."""
-    layer = original.lm_head
-    plain = isinstance(layer, nn.Linear | TiedOutput)
-    return OutputLayer(layer.weight, layer.bias, finish) if plain else None
-
-
 def _shared(original: Any) -> Any:
     """Return a copy of a model that shares its modules until some are replaced."""
     found = copy.copy(original)
@@ -98,6 +90,19 @@ class WrappedHead(nn.Module):
         """Return the most likely class of every token; for a causal model, the next token."""
         best = self.logits(hidden, mask).argmax(-1)
         return [row[real].tolist() for row, real in zip(best, mask.bool(), strict=True)]
+
+    def in_pieces(self, tokens: int, dtype: torch.dtype) -> OutputLayer | None:
+        """Return the output layer if its logits of ``tokens`` tokens must be made in pieces; None
+        if they fit at once, or if it has adapters."""
+        layer = self.original.lm_head
+        if not isinstance(layer, nn.Linear | TiedOutput):
+            return None
+        found = OutputLayer(layer.weight, layer.bias, self.finish)
+        return None if found.at_once(tokens, dtype) else found
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """Apply what the model's forward does to its output layer's result [n, vocabulary]."""
+        raise NotImplementedError
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -157,15 +162,13 @@ class CausalHead(WrappedHead):
             ).logits
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
-        layer = output_layer(self.original, self._finish)
-        if layer is None or layer.at_once(targets.numel(), hidden.dtype):
+        if (layer := self.in_pieces(targets.numel(), hidden.dtype)) is None:
             return super().loss(hidden, mask, targets)
         real = targets != IGNORED
         return layer.loss(self.states(hidden, mask)[:, : targets.shape[1]][real], targets[real])
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        layer = output_layer(self.original, self._finish)
-        if layer is None or layer.at_once(mask.numel(), hidden.dtype):
+        if (layer := self.in_pieces(mask.numel(), hidden.dtype)) is None:
             return super().generate(hidden, mask, max_length)
         best = layer.most_likely(self.states(hidden, mask)[mask.bool()])
         return [row.tolist() for row in torch.split(best, mask.bool().sum(1).tolist())]
@@ -177,8 +180,7 @@ class CausalHead(WrappedHead):
                 inputs_embeds=hidden, **seeing(mask), use_cache=False
             ).last_hidden_state
 
-    def _finish(self, logits: Tensor) -> Tensor:
-        """Apply what the model's forward does to its output layer's result [n, vocabulary]."""
+    def finish(self, logits: Tensor) -> Tensor:
         rest = _shared(self.original)
         rest.lm_head = nn.Identity()
         setattr(rest, rest.base_model_prefix, Encoded(None))
@@ -211,9 +213,9 @@ class Seq2SeqHead(WrappedHead):
         config = self.original.config
         check_length(config, targets)
         inputs = shift_right(targets, config.decoder_start_token_id, config.pad_token_id)
-        memory, layer = self.memory(hidden), output_layer(self.original, self._finish)
+        memory, layer = self.memory(hidden), self.in_pieces(targets.numel(), hidden.dtype)
         with ForeignDropout():
-            if layer is None or layer.at_once(targets.numel(), hidden.dtype):
+            if layer is None:
                 logits = self._decoded(memory, mask, inputs, use_cache=False).logits
                 return _cross_entropy(logits, targets)
             states = self.original.get_decoder()(
@@ -240,8 +242,7 @@ class Seq2SeqHead(WrappedHead):
             encoder_outputs=(memory,), attention_mask=mask, decoder_input_ids=ids, **cache
         )
 
-    def _finish(self, logits: Tensor) -> Tensor:
-        """Apply what the model's forward does to its output layer's result [n, vocabulary]."""
+    def finish(self, logits: Tensor) -> Tensor:
         rest = _shared(self.original)
         rest.lm_head = nn.Identity()
         base = rest
