@@ -43,8 +43,8 @@ class Optimizer:
         """Step with learning rate ``rate`` and gradients times ``scale``; then drop gradients."""
         for gradient in self.gradients() if scale != 1.0 else ():
             gradient.mul_(scale)
-        names = [name for name, weight in self._weights.items() if weight.grad is not None]
-        (self._adamw if self._settings.name == "adamw" else self._sgd)(names, rate)
+        weights = {name: each for name, each in self._weights.items() if each.grad is not None}
+        (self._adamw if self._settings.name == "adamw" else self._sgd)(weights, rate)
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
@@ -75,21 +75,20 @@ class Optimizer:
             if weight is not None:
                 self._state[key] = value.to(weight.device, copy=True)
 
-    def _adamw(self, names: Sequence[str], rate: float) -> None:
+    def _adamw(self, weights: Mapping[str, Tensor], rate: float) -> None:
         own, state = self._settings, self._state
-        weights, gradients = self._of(names)
-        for name, weight in zip(names, weights, strict=True):
+        for name, weight in weights.items():
             if f"{name}/step" not in state:
                 state[f"{name}/step"] = torch.zeros((), device=weight.device)
                 state[f"{name}/exp_avg"] = torch.zeros_like(weight)
                 state[f"{name}/exp_avg_sq"] = torch.zeros_like(weight)
         adamw(
-            weights,
-            gradients,
-            [state[f"{name}/exp_avg"] for name in names],
-            [state[f"{name}/exp_avg_sq"] for name in names],
+            [*weights.values()],
+            self.gradients(),
+            [state[f"{name}/exp_avg"] for name in weights],
+            [state[f"{name}/exp_avg_sq"] for name in weights],
             [],
-            [state[f"{name}/step"] for name in names],
+            [state[f"{name}/step"] for name in weights],
             fused=True,
             amsgrad=False,
             beta1=own.beta1,
@@ -100,11 +99,12 @@ class Optimizer:
             maximize=False,
         )
 
-    def _sgd(self, names: Sequence[str], rate: float) -> None:
-        own, keys = self._settings, [f"{name}/momentum_buffer" for name in names]
+    def _sgd(self, weights: Mapping[str, Tensor], rate: float) -> None:
+        own, keys = self._settings, [f"{name}/momentum_buffer" for name in weights]
         buffers = [self._state.get(key) for key in keys] if own.momentum else []
         sgd(
-            *self._of(names),
+            [*weights.values()],
+            self.gradients(),
             buffers,
             fused=True,
             weight_decay=own.weight_decay,
@@ -116,9 +116,6 @@ class Optimizer:
         )
         found = zip(keys, buffers, strict=False)  # empty without momentum
         self._state |= {key: each for key, each in found if each is not None}
-
-    def _of(self, names: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:
-        return [self._weights[name] for name in names], self.gradients()
 
 
 def moments(settings: OptimizerSettings) -> tuple[str, ...]:
