@@ -143,7 +143,7 @@ class DecoderSession:
             self.diverged = self.diverged or f"{self._where(step)}: the gradient: {error}"
             raise
 
-    def finish_step(self, squared_norms: Sequence[float]) -> list[float]:
+    def finish_step(self, squared_norms: Sequence[float]) -> float:
         """End a step: update the head and return its squared gradient norm. If that norm is not
         finite, the head is not updated."""
         step = self._under_way()
@@ -154,15 +154,15 @@ class DecoderSession:
             )
         if not all(norm >= 0 for norm in squared_norms) or math.isinf(sum(squared_norms)):
             raise WireError("squared norms that are negative, NaN or add up to infinity")
-        own = [self.part.squared_norm()]
-        if not self._check_finite("gradients' norm", own[0], step):
+        own = self.part.squared_norm()
+        if not self._check_finite("gradients' norm", own, step):
             return own  # the unit then ends its round; the head does not step
         optimizer, total_steps = self.settings.optimizer, self.settings.federation.total_steps
-        scale = clip_scale([*squared_norms, *own], optimizer.clip_norm)
+        scale = clip_scale([*squared_norms, own], optimizer.clip_norm)
         self.part.step(optimizer.rate(step.number, total_steps), scale)
         self._leave_step()
         self._steps_done += 1
-        self._last_norm = own[0]
+        self._last_norm = own
         self.target_tokens += step.target_tokens
         self.on_step(self.unit, step.number, step.loss, step.seen_samples, step.seen_inputs)
         return own

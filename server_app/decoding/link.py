@@ -293,7 +293,7 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
         norms = frame.only(1)[0]
         if norms.dtype != torch.float64 or norms.shape != (session.settings.model.num_blocks + 1,):
             raise WireError(f"norms {norms.dtype} {list(norms.shape)}; a float64 for each part")
-        own = torch.tensor(session.finish_step(norms.tolist()), dtype=torch.float64)
+        own = torch.tensor([session.finish_step(norms.tolist())], dtype=torch.float64)
         return replace(frame, tensors=(own,))
     if frame.kind == FrameKind.RESUME:
         return replace(frame, tensors=(torch.tensor(session.last_step, dtype=torch.float64),))
