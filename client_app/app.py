@@ -200,8 +200,8 @@ def train(message: Message, context: Context) -> RecordDict:
     with cancellable(request.timeout_s):
         unit = node.unit_of(context, settings)
         fixed = node.fixed_parts(context, settings, unit)
-        kept, frozen = node.kept_groups(context), fixed.digests
-        inputs = RoundInputs(request, weights, fixed, frozen, head_state, kept, masks)
+        kept = node.kept_groups(context)
+        inputs = RoundInputs(request, weights, fixed, head_state, kept, masks)
         done = run_round(unit, inputs)
         cancellation.check()  # a cancelled round must not change the state
         if account is not None:

@@ -15,6 +15,7 @@ from collapipe.config.overrides import setting
 from collapipe.errors import StageError
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
+from collapipe.models.frozen import FrozenParts
 from collapipe.models.split import SplitModel
 from collapipe.owner import on_machine
 from collapipe.owner_file import OwnerSection
@@ -66,7 +67,8 @@ def train_one_step(owner: OwnerSection, folder: Path, texts: Sequence[str]) -> C
             plan = ClusterPlan(0, segments, settings.pipeline.num_micro_batches, "gpipe")
             weights = SplitModel(settings.model, tokenizer.vocabulary).state_dict()
             request = TrainRequest(1, plan, _LIMIT_S, link=None)
-            inputs = RoundInputs(request, weights, fixed={}, frozen={}, head_state={}, kept={})
+            fixed = FrozenParts({}, settings.model, tokenizer.vocabulary, unit.dtype, stores=[])
+            inputs = RoundInputs(request, weights, fixed, head_state={}, kept={})
             report = run_round(unit, inputs).reply.report
     if report.events:
         raise StageError("the cluster", "; ".join(report.events))

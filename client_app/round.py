@@ -9,11 +9,13 @@ import torch
 
 from client_app.arrival import taken_s
 from client_app.control_unit import ControlUnit, StemRows, change_coder, stem_rows
+from client_app.devices.round_pipeline import DeviceFigures
 from client_app.payloads import ActivationMeter, measured
 from client_app.trainers import RoundTrainer, Start, open_trainer
 from collapipe.config import Settings
 from collapipe.errors import NonFiniteLossError, WireError, way_out_of_divergence
 from collapipe.models.dropout import DropoutKey
+from collapipe.models.frozen import FrozenParts
 from collapipe.models.part import prefixed, select
 from collapipe.models.split import HEAD
 from collapipe.models.stem import StemSpec
@@ -35,8 +37,7 @@ class RoundInputs:
 
     request: messages.TrainRequest
     weights: Tensors  # trainable weights, which are returned
-    fixed: Mapping[str, Tensors]  # frozen weights of each part, by their names in the part
-    frozen: Mapping[str, str]  # digests of the frozen weights of each part
+    fixed: FrozenParts
     head_state: Tensors  # of the optimiser of a head that trained elsewhere in the last round
     kept: Mapping[str, Tensors]  # the unit's state after its last round, by group
     # secrets and shares that mask the update; None if it is not masked
@@ -93,7 +94,6 @@ def run_round(unit: ControlUnit, inputs: RoundInputs) -> RoundResult:
         weights=inputs.weights,
         fixed=inputs.fixed,
         state=kept.get(messages.OPTIMIZER, {}) | inputs.head_state,
-        frozen=inputs.frozen,
         stem_limit_bytes=stem.limit_bytes,
         coder=change_coder(unit, inputs.request, kept),
         meter=ActivationMeter() if compression.activation == "auto" else None,
@@ -110,24 +110,23 @@ def _run(
         trainer, link = opened.trainer, opened.link
         trainer.timer.seconds[START] += trainer.timer.began_s - taken_s()
         weights, optimizer_state = trainer.weights(), trainer.optimizer_state()
-        seconds = dict(trainer.timer.seconds)
-        figures = opened.devices.figures() if opened.devices else None
+        figures = opened.devices.figures() if opened.devices else DeviceFigures()
         report = ClusterReport(
             unit=unit.number,
             losses=tuple(each.loss for each in steps),
             samples=sum(each.samples for each in steps),
             target_tokens=sum(each.target_tokens for each in steps),
             input_tokens=sum(each.input_tokens for each in steps),
-            seconds=seconds,
+            seconds=dict(trainer.timer.seconds),
             link_bytes_up=link.bytes_up if link else 0,
             link_bytes_down=link.bytes_down if link else 0,
             squared_norms=tuple(each.squared_norm for each in steps),
             stem_rows=stem.computed if isinstance(unit.settings.model, StemSpec) else 0,
-            devices=figures.reports if figures else (),
-            events=figures.events if figures else (),
-            traces=figures.traces if figures else (),
+            devices=figures.reports,
+            events=figures.events,
+            traces=figures.traces,
         )
-        return _Trained(weights, optimizer_state, report, figures.alive if figures else ())
+        return _Trained(weights, optimizer_state, report, figures.alive)
 
 
 def _steps(

@@ -145,9 +145,10 @@ def _with_store(unit: ControlUnit, start: Start) -> ModelSpec:
     """Return the model's specification; if it has a frozen stem, the stem stores activations of
     rows on disk."""
     spec = unit.settings.model
-    if not (isinstance(spec, StemSpec) and start.stem_limit_bytes and EMBEDDING in start.frozen):
+    digest = start.fixed.digests.get(EMBEDDING)
+    if not (isinstance(spec, StemSpec) and start.stem_limit_bytes and digest):
         return spec
-    folder = activation_folder(start.frozen[EMBEDDING], spec.base, unit.device)
+    folder = activation_folder(digest, spec.base, unit.device)
     return replace(spec, store=ActivationStore(folder, start.stem_limit_bytes))
 
 

@@ -15,6 +15,7 @@ from collapipe import __version__
 from collapipe.config import Settings
 from collapipe.errors import InfeasibleRoundError, RoundFailedError
 from collapipe.models.description import describe
+from collapipe.models.frozen import FrozenParts
 from collapipe.models.part import Part
 from collapipe.models.split import ModelSpec
 from collapipe.plan import ClusterPlan
@@ -39,24 +40,22 @@ _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # seconds, and planned chunk times, after wh
 
 @dataclass(frozen=True, slots=True)
 class RoundStart:
-    """The start of a round: trainable weights, the ``fixed`` ones of each part, the optimiser's
-    state, and the digests of each part's ``frozen`` weights."""
+    """The start of a round: trainable weights, the frozen ones, and the optimiser's state."""
 
     weights: Tensors
-    fixed: Mapping[str, Tensors]
+    fixed: FrozenParts
     state: Tensors
-    frozen: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
     """The devices' measurements in a round, a sentence for each event, and the names of the devices
-    that are ``alive`` at its end."""
+    that are ``alive`` at its end. All are empty without real devices."""
 
-    reports: tuple[DeviceReport, ...]
-    events: tuple[str, ...]
-    traces: tuple[DeviceTrace, ...]
-    alive: frozenset[str]
+    reports: tuple[DeviceReport, ...] = ()
+    events: tuple[str, ...] = ()
+    traces: tuple[DeviceTrace, ...] = ()
+    alive: frozenset[str] = frozenset()
 
 
 class DevicePipeline:
@@ -112,7 +111,7 @@ class DevicePipeline:
             first_trained=first_trained(
                 embedding.trains, (bool(f.trained) for f in forms.values())
             ),
-            frozen=start.frozen,
+            frozen=start.fixed.digests,
         )
         self.segments = RemoteSegments(request.plan, cluster, common, spec, replica, self._timer)
 

@@ -57,7 +57,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
     monkeypatch.setattr(handlers, "run_round", run_round)
     monkeypatch.setattr(node, "unit_of", lambda *_: SimpleNamespace(device="cpu"))
-    monkeypatch.setattr(node, "fixed_parts", lambda *_: SimpleNamespace(digests={}))
+    monkeypatch.setattr(node, "fixed_parts", lambda *_: None)
     yield effects
 
 

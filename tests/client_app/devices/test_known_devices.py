@@ -23,11 +23,13 @@ from collapipe import __version__
 from collapipe.config import load_overrides
 from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import InfeasibleRoundError, LinkError, RoundFailedError, WireError
+from collapipe.models.frozen import FrozenParts
 from collapipe.models.part import Part
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host, this_host
 from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget, SharingLaw
 from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.messages import TrainRequest
 from optim.problem import ClusterProblem
@@ -533,7 +535,7 @@ def test_a_round_plans_by_the_strategy_after_a_loss_and_reports_it(
         described=[DeviceProfile(name, law, memory=memory, sharing=shared) for name in "abc"],
         request=TrainRequest(1, plan_of(["a"], [1], 1), 60.0, None),
         spec=SMALL,
-        start=RoundStart({}, {}, {}, {}),
+        start=RoundStart({}, FrozenParts({}, SMALL, Vocabulary(9, 0, 1, 2), torch.float32, []), {}),
         embedding=Part("embedding", nn.Identity(), settings.optimizer),
     )
     if sharing == "never":

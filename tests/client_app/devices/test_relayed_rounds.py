@@ -12,6 +12,7 @@ from client_app.control_unit import ControlUnit
 from client_app.trainers import Start, open_trainer
 from collapipe.config import load_overrides
 from collapipe.errors import RoundFailedError
+from collapipe.models.frozen import FrozenParts
 from collapipe.models.split import SplitModel
 from collapipe.runs.rows import build_tokenizer
 from collapipe.wire.messages import TrainRequest
@@ -35,7 +36,8 @@ def test_later_rounds_are_relayed_though_this_one_fails(
     settings = load_overrides([*TINY, *own])
     unit = ControlUnit(settings, 0, build_tokenizer(settings))
     weights = SplitModel(settings.model, unit.vocabulary).state_dict()
-    start = Start(weights, {}, {}, {}, stem_limit_bytes=0, coder=None, meter=None)
+    fixed = FrozenParts({}, settings.model, unit.vocabulary, unit.dtype, stores=[])
+    start = Start(weights, fixed, {}, stem_limit_bytes=0, coder=None, meter=None)
     monkeypatch.setattr(RemoteSegments, "__enter__", fails)
     request = TrainRequest(1, plan_of(["pi"], [4], 2), timeout_s=9.0, link=None)
     assert unit.devices is not None and not unit.devices.relay
