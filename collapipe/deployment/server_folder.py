@@ -230,14 +230,14 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
             "service_argument": _systemd(there).replace("$", "$$"),
         }
         for name in ("server.yaml", "README.md", "compose.yaml", "collapipe-server.service"):
-            _write(partial / name, name, names)
+            _write(partial, name, names)
         trusted = (root.resolve() / folder.trusted.relative_to(partial)).as_posix()
         files.write_new(folder.flower_home / _CONFIG, _connection(port, trusted))
         for number, unit in enumerate(units):
             own = {**names, "unit": unit, "yaml_unit": _quoted(unit), "number": number}
-            files.make_folder(partial / "units" / unit)
+            files.make_folder(of_owner := partial / "units" / unit)
             for name in ("unit.yaml", "OWNER.md", "collapipe-unit.service"):
-                _write(partial / "units" / unit / name, name, own)
+                _write(of_owner, name, own)
     return ServerFolder(root)
 
 
@@ -258,6 +258,6 @@ def _systemd(path: Path) -> str:
     return f'"{escaped}"'
 
 
-def _write(file: Path, template: str, names: dict[str, object]) -> None:
-    text = Template((_TEMPLATES / template).read_text("utf-8")).substitute(names)
-    files.write_new(file, text.encode())
+def _write(folder: Path, name: str, names: dict[str, object]) -> None:
+    text = Template((_TEMPLATES / name).read_text("utf-8")).substitute(names)
+    files.write_new(folder / name, text.encode())
