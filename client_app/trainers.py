@@ -1,12 +1,12 @@
 """The trainers of a unit's model in a round: the cluster's pipeline, or the unit alone."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
-from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 
 from client_app.control_unit import ControlUnit
@@ -18,7 +18,15 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.frozen import whole
 from collapipe.models.part import HeadPart, Optimizer, Part, select
 from collapipe.models.sent_rows import RowsRead
-from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
+from collapipe.models.split import (
+    EMBEDDING,
+    HEAD,
+    ModelSpec,
+    SplitModel,
+    block_name,
+    build_empty,
+    builders,
+)
 from collapipe.models.stem import ActivationStore, StemSpec, activation_folder
 from collapipe.process.torch_device import moved
 from collapipe.tensors import Batch, Tensors
@@ -28,6 +36,8 @@ from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
 from pipeline.phase_timer import PhaseTimer
+
+P = TypeVar("P", bound=Part)
 
 
 class UnsplitTrainer:
@@ -111,15 +121,13 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
         return
     link = _link(unit, request, start)
     with ExitStack() as stack:
-        head = stack.enter_context(link) if link else _local_head(unit, start)
+        part = partial(_part, unit, spec, start)
+        head = stack.enter_context(link) if link else LocalHead(part(HEAD, HeadPart))
         if unit.devices is None:
             pipeline = inline_pipeline(
                 plan=request.plan,
-                embedding=_embedding(unit, spec, start),
-                blocks=[
-                    _part(unit, start, block_name(index), partial(spec.build_block, index))
-                    for index in range(spec.num_blocks)
-                ],
+                embedding=part(EMBEDDING, Part),
+                blocks=[part(block_name(n), Part) for n in range(spec.num_blocks)],
                 head=head,
                 recompute=settings.pipeline.recompute is True,
                 wire_dtype=settings.pipeline.wire_dtype,
@@ -133,7 +141,7 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
             request=request,
             spec=spec,
             start=start,
-            embedding=_embedding(unit, spec, start),
+            embedding=part(EMBEDDING, Part),
         )
         stack.callback(devices.keep_relay)  # also if the round fails
         stack.enter_context(devices.segments)
@@ -170,16 +178,7 @@ def _link(unit: ControlUnit, request: TrainRequest, start: Start) -> DecoderLink
     )
 
 
-def _local_head(unit: ControlUnit, start: Start) -> LocalHead:
-    settings, weights = unit.settings, start.part(HEAD)
-    module = build_empty(lambda: settings.model.build_head(unit.vocabulary), weights)
-    return LocalHead(HeadPart(HEAD, module, settings.optimizer, start.state, unit.device))
-
-
-def _embedding(unit: ControlUnit, spec: ModelSpec, start: Start) -> Part:
-    return _part(unit, start, EMBEDDING, lambda: spec.build_embedding(unit.vocabulary))
-
-
-def _part(unit: ControlUnit, start: Start, name: str, build: Callable[[], Module]) -> Part:
-    module = build_empty(build, start.part(name))
-    return Part(name, module, unit.settings.optimizer, start.state, unit.device)
+def _part(unit: ControlUnit, spec: ModelSpec, start: Start, name: str, kind: type[P]) -> P:
+    """Build a part of the model, with the weights and the state from which the round starts."""
+    module = build_empty(builders(spec, unit.vocabulary)[name], start.part(name))
+    return kind(name, module, unit.settings.optimizer, start.state, unit.device)
