@@ -180,12 +180,9 @@ def faults_in_length(settings: Settings) -> Iterator[str]:
     if settings.model.head != "causal":
         return
     from collapipe.models.huggingface.layers import most_tokens
-    from collapipe.models.split import DerivedSpec
+    from collapipe.models.split import original
 
-    spec = settings.model
-    while isinstance(spec, DerivedSpec):
-        spec = spec.base
-    config: Any = getattr(spec, "own_config", None)  # of a model of transformers
+    config: Any = getattr(original(settings.model), "own_config", None)  # of transformers
     if config is not None and settings.task.max_length > (most := most_tokens(config)):
         yield (
             f"task.max_length={settings.task.max_length}: this {config.model_type} has positions "

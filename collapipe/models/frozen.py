@@ -206,8 +206,9 @@ class FrozenParts(Mapping[str, Tensors]):
 
         Raises ``WireError`` if the model has no such part, or one of another form.
         """
+        known = self.digests[part]  # first: most runs freeze nothing, and a part takes long to make
         empty = _empty(self.spec, self.vocabulary, part)
-        found = find(self.digests[part], self.spec, part, empty, self.dtype, self.stores)
+        found = find(known, self.spec, part, empty, self.dtype, self.stores)
         if found is not None and _shapes(found) != _shapes(frozen_in(empty, self.dtype)):
             raise WireError(f"frozen weights of {part[:40]!r} have other names, shapes or types")
         return found
