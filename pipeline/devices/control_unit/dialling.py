@@ -35,20 +35,12 @@ def dial_all(
     busy for long, those after it in the order of names are ``released``, and dialled after it: else
     two control units could each wait for a device of the other.
     """
-
-    def fault(name: str) -> StageError | None:
-        try:
-            dial(name)
-        except StageError as refused:
-            return refused
-        return None
-
     began_s, warned = time.monotonic(), set[str]()
-    left = dialled = list(names)
-    while dialled:
-        with ThreadPoolExecutor(len(dialled)) as pool:
-            tried = zip(dialled, pool.map(fault, dialled), strict=True)
-        refused = {name: why for name, why in tried if why is not None}
+    held, in_turn = set[str](), False
+    while missing := [name for name in names if name not in held]:
+        dialled = [min(missing)] if in_turn else missing
+        refused = _refusals(dialled, dial)
+        held |= {*dialled} - refused.keys()
         waited_s = time.monotonic() - began_s
         for name, why in refused.items():
             if not isinstance(busy := why.__cause__, BusyLinkError):
@@ -60,12 +52,26 @@ def dial_all(
             if waited_s > _LONG_S and name not in warned:
                 warned.add(name)
                 _log.warning("waiting for %s: %s", name, one_line(busy))
-        left = dialled = [name for name in left if name in refused or name not in dialled]
+        in_turn = bool(refused) and waited_s > _LONG_S
+        if in_turn:
+            for name in sorted(each for each in held if each > min(refused)):
+                held.remove(name)
+                release(name)
         if refused:
-            if waited_s > _LONG_S:
-                first = min(refused)
-                left, dialled = [name for name in names if name >= first], [first]
-                for name in left:
-                    release(name)
             time.sleep(_BUSY_S)
             cancellation.check()
+
+
+def _refusals(names: Sequence[str], dial: Callable[[str], object]) -> dict[str, StageError]:
+    """Dial these devices at once; return the errors of those that cannot be reached."""
+
+    def refusal(name: str) -> StageError | None:
+        try:
+            dial(name)
+        except StageError as refused:
+            return refused
+        return None
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        tried = zip(names, pool.map(refusal, names), strict=True)
+        return {name: why for name, why in tried if why is not None}
