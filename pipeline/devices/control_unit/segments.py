@@ -277,38 +277,43 @@ class RemoteSegments:
 
     def _pass(self, record: StepRecord, embedding: Stage, head: LastStage) -> None:
         """Run forward and backward of a batch through all segments, and collect their norms."""
-        placed, segments, m = self._placed, self.plan.segments, len(record.rows)
-        whole = not record.gradients
-        began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
-        fence = Fence.of(placed.common, self._spec, record.step, record.shapes)
+        placed, began_s, whole = self._placed, time.monotonic(), not record.gradients
+        shape = self.plan.schedule, len(self.plan.segments), len(record.rows)
+        lists, first = schedule.build(*shape), schedule.embedding(*shape)
+        front, back = self._ports(record)
+        timed, timed_head = TimedStage(embedding), TimedHead(head)
+        runs = StageRun(first, timed, front), *head_runs(lists[-1], timed_head, back)
         placed.check_hops()
-        lists = schedule.build(self.plan.schedule, len(segments), m)
         placed.under_way = record.step, lists[:-1]
         placed.send_to_all(FrameKind.BEGIN, record.step, torch.tensor(record.shapes))
-        returns = self._common.first_trained < 0
-        front = StreamPorts(None, placed.front, fence, placed.wait, record.rows, returns)
-        like = record.activations
-        back = StreamPorts(placed.back, None, fence, placed.wait, record.rows, like=like)
-        first_actions = schedule.embedding(self.plan.schedule, len(segments), m)
-        built = partial(placed.is_built, segments[0])
-        recording = RecordingPorts(front, record, placed.hops, built)
-        before = StageRun(first_actions, front_stage, recording)
-        idle = partial(self._idle, head)
-        interleave([before, *head_runs(lists[-1], back_stage, back)], idle)
+        interleave(runs, partial(self._idle, head))
         answers = placed.all_answer(FrameKind.NORMS, record.step)
         placed.under_way = 0, ()
-        self._norms.clear()
-        frames = iter(answers)
-        for segment, actions in zip(segments, lists, strict=False):
-            leaders, known = segment.leaders, dict[str, Iterator[float]]()
-            for device in segment.devices:
-                counts = leaders.count(device), len(actions)
-                known[device] = iter(self._taken_norms(device, *counts, next(frames)))
-            self._norms += [next(known[leader]) for leader in leaders]
-        times = front_stage.times, back_stage.times
+        self._take_answers(dict(zip(self.plan.devices, answers, strict=True)), lists)
         built_s = max(began_s, *(each.built_s for each in placed.members))
-        self._measured.add_own(OwnTimes(*times, built_s, time.monotonic(), whole))
+        own = OwnTimes(timed.times, timed_head.times, built_s, time.monotonic(), whole)
+        self._measured.add_own(own)
         self._timer.move(built_s - began_s, PIPELINE, START)
+
+    def _ports(self, record: StepRecord) -> tuple[RecordingPorts, StreamPorts]:
+        """Return the ports of a step to the first segment and from the last one."""
+        placed, returns = self._placed, self._common.first_trained < 0
+        fence = Fence.of(placed.common, self._spec, record.step, record.shapes)
+        how = fence, placed.wait, record.rows
+        front = StreamPorts(None, placed.front, *how, returns)
+        built = partial(placed.is_built, self.plan.segments[0])
+        back = StreamPorts(placed.back, None, *how, like=record.activations)
+        return RecordingPorts(front, record, placed.hops, built), back
+
+    def _take_answers(self, frames: Mapping[str, Frame], lists: schedule.Schedule) -> None:
+        """Keep the norms of all blocks and the measurements in the devices' answers to a step."""
+        self._norms.clear()
+        for segment, actions in zip(self.plan.segments, lists, strict=False):
+            leaders, norms = segment.leaders, dict[str, Iterator[float]]()
+            for name in segment.devices:
+                found = self._taken_norms(name, leaders.count(name), len(actions), frames[name])
+                norms[name] = iter(found)
+            self._norms += [next(norms[leader]) for leader in leaders]
 
     def _idle(self, head: LastStage) -> None:
         if isinstance(head, RecordedHead) and head.owes:
