@@ -1,7 +1,7 @@
 """Load a plan's segments: dial the devices, send the blocks that they lack, and open the hops."""
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from collapipe.errors import StageError, WireError
@@ -70,20 +70,8 @@ def _wanted(connection: DeviceConnection, answer: Frame) -> Wanted:
 
 
 def _send_block(placed: Placement, device: str, block: str, wanted: Wanted, leads: bool) -> None:
-    """Send what a device lacks of a block: weights now, optimiser state later."""
-    control = placed.connections[device].control
-    for of_state, make in _parts(placed, block, wanted, leads):
-        if of_state:
-            placed.state_parts.append((control, make))
-        else:
-            control.send_later(make)
-
-
-def _parts(
-    placed: Placement, block: str, wanted: Wanted, leads: bool
-) -> Iterator[tuple[bool, Callable[[], Frame]]]:
-    """Yield the lacking parts of a block, each read from the replica when it is sent, and whether
-    it is optimiser state, which only the device that ``leads`` the block needs."""
+    """Send what a device lacks of a block: weights now, optimiser state later, which only the
+    device that ``leads`` the block needs. Each part is read from the replica when it is sent."""
     if block in wanted.blocks:
         whole = block in wanted.frozen or block not in placed.common.frozen
         found = placed.replica.parts(block, whole)
@@ -93,9 +81,13 @@ def _parts(
         groups = [keys for keys in found if _of_state(keys)] or [()]
     else:
         return
+    control = placed.connections[device].control
     for left, keys in numbered(groups):
-        of_state = block not in wanted.blocks or _of_state(keys)
-        yield of_state, partial(_part, placed, block, left, keys)
+        make = partial(_part, placed, block, left, keys)
+        if _of_state(keys) or block not in wanted.blocks:
+            placed.state_parts.append((control, make))
+        else:
+            control.send_later(make)
 
 
 def _of_state(keys: Sequence[str]) -> bool:

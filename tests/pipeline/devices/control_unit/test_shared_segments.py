@@ -2,11 +2,10 @@
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,15 +61,19 @@ def test_a_round_with_shared_segments_has_the_bits_of_one_thread(name: str, m: i
 
 def test_a_device_without_rows_waits_for_late_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights arrive 1 s after the weights of devices with rows."""
-    work, plan, parts = Work(steps=1), plan_of(*PLANS["pairs"], m=5), loading._parts
-    blocks = itertools.count()  # two for each device
+    work, plan = Work(steps=1), plan_of(*PLANS["pairs"], m=5)
+    send_later, slow = FrameStream.send_later, plan.devices[2]
 
-    def late(*arguments: Any) -> Any:
-        late_s = 0.5 * (next(blocks) in (4, 5))
-        for state, make in parts(*arguments):
-            yield state, lambda make=make: time.sleep(late_s) or make()
+    def late(stream: FrameStream, make: Callable[[], Frame]) -> None:
+        late_s = 0.5 * (stream.peer == slow)  # for each of its two blocks
 
-    monkeypatch.setattr(loading, "_parts", late)
+        def made() -> Frame:
+            time.sleep(late_s)
+            return make()
+
+        send_later(stream, made)
+
+    monkeypatch.setattr(FrameStream, "send_later", late)
     with daemons(4) as there:
         assert work.remote(plan, there).equals(work.inline(plan))
 

@@ -119,13 +119,13 @@ def test_times_of_steps_leave_out_the_arrival_of_weights(
     steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The arrival counts as the round's start; otherwise the next plan would include it."""
-    parts = loading_blocks._parts
+    make = loading_blocks._part
 
-    def late(*arguments: Any) -> Any:
-        for state, make in parts(*arguments):
-            yield state, lambda make=make: time.sleep(0.8) or make()
+    def late(*arguments: Any) -> Frame:
+        time.sleep(0.8)
+        return make(*arguments)
 
-    monkeypatch.setattr(loading_blocks, "_parts", late)
+    monkeypatch.setattr(loading_blocks, "_part", late)
     work, names = Work(steps=steps), [device_name(k) for k in range(2)]
     plan = plan_of(names, [2, 2])
     embedding, _, part = work.parts()
