@@ -42,12 +42,9 @@ def has_fast_aes() -> bool:
     not a Raspberry Pi 4."""
 
     def least_s(cipher: AESGCM | ChaCha20Poly1305) -> float:
-        message = bytes(_TRIED_BYTES)
-        return min(
-            timeit.repeat(
-                lambda: cipher.encrypt(bytes(_NONCE_BYTES), message, None), number=1, repeat=5
-            )
-        )
+        nonce, message = bytes(_NONCE_BYTES), bytes(_TRIED_BYTES)
+        encrypt = functools.partial(cipher.encrypt, nonce, message, None)
+        return min(timeit.repeat(encrypt, number=1, repeat=5))
 
     return least_s(AESGCM(bytes(32))) < least_s(ChaCha20Poly1305(bytes(32)))
 

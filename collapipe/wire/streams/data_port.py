@@ -8,12 +8,13 @@ once.
 import logging
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from ipaddress import ip_address
 
 from collapipe.errors import ConfigError, WireError, cause_of
@@ -22,6 +23,7 @@ from collapipe.wire.streams.data_connection import CONNECT_S, DataConnection, ha
 _ON_GRPC_S = 60.0  # before a data connection is tried again
 _HIGHER = 10_000  # number of a data port above that of its gRPC port
 _TICKET_BYTES, _KEY_BYTES = 16, 32
+_OFFER = struct.Struct(f">H?{_TICKET_BYTES}s{_KEY_BYTES}s{_KEY_BYTES}s")
 _MOST_STRANGERS = 32  # connections at the same time that have not presented a ticket
 _log = logging.getLogger(__name__)
 
@@ -39,19 +41,14 @@ class Offer:
 
     def packed(self) -> bytes:
         """Return the offer as bytes, see ``unpacked``."""
-        head = self.port.to_bytes(2) + self.aes.to_bytes()
-        return head + self.ticket + self.caller_key + self.device_key
+        return _OFFER.pack(*astuple(self))
 
     @staticmethod
     def unpacked(packed: bytes) -> "Offer":
         """Return the offer in these bytes. Raises ``WireError`` for another number of bytes."""
-        ends = 2, 3, 3 + _TICKET_BYTES, 3 + _TICKET_BYTES + _KEY_BYTES
-        if len(packed) != ends[-1] + _KEY_BYTES:
+        if len(packed) != _OFFER.size:
             raise WireError(f"an offer of a data connection has {len(packed)} bytes")
-        port, aes, ticket, caller_key, device_key = (
-            packed[start:stop] for start, stop in zip((0, *ends), (*ends, None), strict=True)
-        )
-        return Offer(int.from_bytes(port), aes != bytes(1), ticket, caller_key, device_key)
+        return Offer(*_OFFER.unpack(packed))
 
 
 class DataPort:

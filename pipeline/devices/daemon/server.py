@@ -1,7 +1,7 @@
 """The daemon: it listens on a port and serves one control unit, and its segment's neighbours."""
 
 import threading
-import time
+import timeit
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -242,10 +242,8 @@ def _flops_per_s(device: torch.device) -> float:
     """Measure the FLOP/s of a matrix product on ``device``, the best of a few."""
     side = _CPU_SIDE if device.type == "cpu" else _GPU_SIDE
     matrix = torch.rand(side, side).to(device)
-    return max(_product_flops(matrix) for _ in range(1 + _PRODUCTS))
 
+    def multiply() -> None:
+        torch.mm(matrix, matrix)[0, 0].item()  # waits for a GPU
 
-def _product_flops(matrix: torch.Tensor) -> float:
-    began = time.perf_counter()
-    torch.mm(matrix, matrix)[0, 0].item()  # waits for a GPU
-    return 2 * len(matrix) ** 3 / (time.perf_counter() - began)
+    return 2 * side**3 / min(timeit.repeat(multiply, number=1, repeat=1 + _PRODUCTS))
