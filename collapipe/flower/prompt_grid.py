@@ -18,11 +18,11 @@ from flwr.common.serde_utils import metadata_from_proto
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     Metadata,
-    ObjectTree,
     PullObjectRequest,
 )
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 from collapipe.errors import WireError, one_line
 from collapipe.flower import reply_limit
@@ -61,8 +61,8 @@ def make_prompt(grid: Grid) -> Grid:
             if key is None
         ]
         began = time.monotonic()
-        waited_s = 0.0
         while True:
+            waited_s = time.monotonic() - began
             last = timeout is not None and waited_s >= timeout
             for reply in pull(list(waiting)) if waiting else ():
                 request = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -77,7 +77,6 @@ def make_prompt(grid: Grid) -> Grid:
             waited_s = time.monotonic() - began
             pause_s = min(max(_FIRST_PAUSE_S, _SHARE * waited_s), _LAST_PAUSE_S)
             time.sleep(pause_s if timeout is None else min(pause_s, max(timeout - waited_s, 0.0)))
-            waited_s = time.monotonic() - began
 
     grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
     return grid
@@ -132,7 +131,7 @@ class Replies:
         found = self.grid._runtime_client.PullMessages(wanted)
         for each, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             if each.metadata.reply_to_message_id in requested:
-                parts = [*dict.fromkeys(_ids(tree))]
+                parts = [*dict.fromkeys(part.object_id for part in iterate_object_tree(tree))]
                 self._partial[each.metadata.message_id] = _PartialReply(each.metadata, parts)
             else:  # its parts are not fetched
                 self._late.pop(each.metadata.reply_to_message_id, None)
@@ -190,10 +189,3 @@ class Replies:
         if not found.object_found:
             raise WireError("the SuperLink does not know a part of it")
         return bytes(found.object_content) if found.object_available else b""
-
-
-def _ids(tree: ObjectTree) -> Iterable[str]:
-    """Yield the ids of all parts of a tree; a part follows its children."""
-    for child in tree.children:
-        yield from _ids(child)
-    yield tree.object_id
