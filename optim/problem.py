@@ -101,17 +101,8 @@ class ClusterProblem:
 
     def unlimited(self) -> "ClusterProblem":
         """Return the problem without limits of memory and energy, in which no device recomputes."""
-        free = (
-            replace(
-                each,
-                max_blocks=None,
-                energy=None,
-                memory=None,
-                sharing=each.sharing and SharingLaw(each.sharing.sync_s),
-            )
-            for each in self.in_modes(()).devices
-        )
-        return replace(self, devices=tuple(free))
+        free = tuple(device.unlimited() for device in self.in_modes(()).devices)
+        return replace(self, devices=free)
 
 
 class UplinkTimes(NamedTuple):

@@ -76,6 +76,11 @@ class DeviceProfile:
         limited_by = self.limited_by if most == self.max_blocks else "memory"
         return replace(self, max_blocks=most, sharing=sharing, limited_by=limited_by)
 
+    def unlimited(self) -> "DeviceProfile":
+        """Return the profile without limits of memory and energy."""
+        sharing = self.sharing and SharingLaw(self.sharing.sync_s)
+        return replace(self, max_blocks=None, energy=None, memory=None, sharing=sharing)
+
     def time_to(self, names: Collection[str]) -> AffineLaw:
         """Return its time if it sends to devices of these ``names``, with the largest w and ℓ of
         the links to them. Without names it sends to the control unit."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from collapipe.errors import PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
-from collapipe.state import ClusterState, SharingLaw
+from collapipe.state import ClusterState
 from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterProblem, Partition, stages_of_plan
 from optim.step import in_flight, schedules
@@ -111,14 +111,8 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
     blocks = tuple(held.get(device.name, 0) for device in devices)
     if cluster.over_limits:
         devices = tuple(
-            replace(
-                device,
-                max_blocks=0 if device.max_blocks == 0 else None,
-                energy=None,
-                memory=None,
-                sharing=device.sharing and SharingLaw(device.sharing.sync_s),
-            )
-            for device in devices
+            replace(each.unlimited(), max_blocks=0 if each.max_blocks == 0 else None)
+            for each in devices
         )
     if cluster.schedule not in (allowed := schedules(request.schedule, measured=True)):
         raise violation("schedule", f"{cluster.schedule[:20]}, must be {' or '.join(allowed)}")
