@@ -138,14 +138,12 @@ class SegmentPlan:
 
     def on(self, device: str) -> "SegmentPlan":
         """Return the segment with all its shares on one device."""
-        shares = tuple(replace(share, device=device) for share in self.shares)
-        recomputing = (device,) if self.recomputing else ()
-        return replace(self, device=device, shares=shares, recomputing=recomputing)
+        return self.renamed(dict.fromkeys(self.devices, device))
 
     def renamed(self, names: Mapping[str, str]) -> "SegmentPlan":
         """Return the segment on other devices, by the names of its own ones."""
         shares = tuple(replace(share, device=names[share.device]) for share in self.shares)
-        recomputing = tuple(names[name] for name in self.recomputing)
+        recomputing = tuple(dict.fromkeys(names[name] for name in self.recomputing))
         return replace(self, device=names[self.device], shares=shares, recomputing=recomputing)
 
     def with_blocks_of(self, other: "SegmentPlan") -> "SegmentPlan":
