@@ -41,7 +41,13 @@ def accepted(plan: object, strategy: Planner, request: RoundRequest) -> RoundPla
     Raises ``ConfigError`` for a plan that cannot be recorded, and ``PlanViolationError`` for one
     that violates a constraint.
     """
-    plain = _plain(plan, _source(strategy))
+    source = _source(strategy)
+    try:
+        tree = asdict(returned(plan, RoundPlan, source))
+        text = json.dumps(tree, default=lambda each: each.tolist())
+        plain = _PLAN.validate_python(json.loads(text))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{source}: {fault_of(error)}") from error
     verify_plan(plain, request)
     return plain
 
@@ -54,12 +60,3 @@ def _written(request: RoundRequest, strategy: Planner) -> str:
 
 def _source(strategy: Planner) -> str:
     return f"strategy: {type(strategy).__qualname__}.plan_round"
-
-
-def _plain(planned: object, source: str) -> RoundPlan:
-    plan = returned(planned, RoundPlan, source)
-    try:
-        text = json.dumps(asdict(plan), default=lambda each: each.tolist())
-        return _PLAN.validate_python(json.loads(text))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{source}: {fault_of(error)}") from error
