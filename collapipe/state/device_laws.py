@@ -42,9 +42,8 @@ class AffineLaw:
 
     def taking(self, times: float, sent: float = 1.0) -> "AffineLaw":
         """Return the law with computes multiplied by ``times`` and hop bits by ``sent``."""
-        u, v, w = (
-            admitted(each, MOST_LAW) for each in (self.u * times, self.v * times, self.w * sent)
-        )
+        amounts = self.u * times, self.v * times, self.w * sent
+        u, v, w = (admitted(each, MOST_LAW) for each in amounts)
         return replace(self, u=u, v=v, w=w)
 
 

@@ -126,9 +126,8 @@ class ChangeCoder:
         int64.
         """
         signed, travelling = list[int](), list[Tensor]()
-        for row, tokens in zip(
-            rows.tolist(), torch.split(activation, counts.tolist()), strict=True
-        ):
+        of_rows = torch.split(activation, counts.tolist())
+        for row, tokens in zip(rows.tolist(), of_rows, strict=True):
             last = None if precision == FLOAT32 else self._last(row, tokens)
             change = None if last is None else tokens - last
             if change is not None and bool(_noise(change) < _noise(tokens)):
@@ -165,10 +164,8 @@ class ChangeCoder:
 
     def _keep(self, numbers: Tensor, counts: Tensor, received: Tensor) -> Tensor:
         """Add changes to earlier activations; remember and return the result."""
-        arrived = dict[int, Tensor]()
-        for number, tokens in zip(
-            numbers.tolist(), torch.split(received, counts.tolist()), strict=True
-        ):
+        arrived, of_rows = dict[int, Tensor](), torch.split(received, counts.tolist())
+        for number, tokens in zip(numbers.tolist(), of_rows, strict=True):
             if number < 0:
                 arrived[~number] = tokens.clone()  # a view would keep all the others
                 continue

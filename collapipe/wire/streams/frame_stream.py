@@ -216,7 +216,9 @@ class FrameStream:
     def _take_message(self, message: bytes | memoryview) -> None:
         self.last_received_s = time.monotonic()
         if message == ACCEPTED:
-            self._accept()
+            with self._changed:
+                self._accepted = True
+                self._changed.notify_all()
             return
         data = self._joiner.joined(message, self.max_bytes)
         if credits := credits_of(message):
@@ -225,11 +227,6 @@ class FrameStream:
             self.last_moved_s = self.last_received_s
         else:
             self._take(frames.decode(data), len(data))
-
-    def _accept(self) -> None:
-        with self._changed:
-            self._accepted = True
-            self._changed.notify_all()
 
     def _end(self) -> LinkError | WireError:
         """Copy the error that ended the stream: its traceback would keep frames in memory."""

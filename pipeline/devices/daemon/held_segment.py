@@ -212,11 +212,11 @@ class HeldSegment:
         """Return the parts that the control unit keeps: trainable weights and optimiser state, a
         few tensors each. Call the functions, which pack them, before the next step."""
         self._require_complete()
-        found = list[tuple[PartHeader, Callable[[], Tensor]]]()
-        for part in self.led:
-            for left, names in numbered(grouped(self._trained(part))):
-                found.append((PartHeader(part.name, left), partial(self._packed, part, names)))
-        return found
+        return [
+            (PartHeader(part.name, left), partial(self._packed, part, names))
+            for part in self.led
+            for left, names in numbered(grouped(self._trained(part)))
+        ]
 
     def _packed(self, part: Part, names: Sequence[str]) -> Tensor:
         tensors = self._trained(part)
