@@ -51,10 +51,8 @@ def with_hops(device: DeviceProfile, times: DeviceTimes, size: float) -> DeviceP
     factor, more_s = beyond(times.send_s, device.time.hop(times.rows or size))
 
     def measured(hop: Hop) -> Hop:
-        w, ell = (
-            admitted(each, MOST_LAW) for each in (factor * hop.w, factor * hop.ell + 2 * more_s)
-        )
-        return replace(hop, w=w, ell=ell)
+        w, ell = factor * hop.w, factor * hop.ell + 2 * more_s
+        return replace(hop, w=admitted(w, MOST_LAW), ell=admitted(ell, MOST_LAW))
 
     return replace(device, time=measured(device.time), links=tuple(map(measured, device.links)))
 

@@ -137,10 +137,9 @@ def _by_law(
     if shares(solve) or is_exact(solve):
         limits = request.num_segments, shares(solve)
         return simulated_front(front, problem, law, request.schedule, *limits)
-    known = map(simulates, front)
     return [
-        simulated(each, problem, law, request.schedule) if fits else each
-        for each, fits in zip(front, known, strict=True)
+        simulated(each, problem, law, request.schedule) if simulates(each) else each
+        for each in front
     ]
 
 

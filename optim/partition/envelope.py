@@ -88,10 +88,8 @@ class Envelope:
 
     def offer(self, splits: Splits) -> None:
         """Add the splits that improve the envelope."""
-        goal = self.goal(splits.row, splits.slowest)[
-            np.arange(len(splits.row)), splits.segments - 1
-        ]
-        better = np.flatnonzero(splits.total < goal)
+        goals, own = self.goal(splits.row, splits.slowest), np.arange(len(splits.row))
+        better = np.flatnonzero(splits.total < goals[own, splits.segments - 1])
         if len(better):
             self.splits = self.splits + splits.where(better)
             self._rebuild()

@@ -147,9 +147,11 @@ def rows_of(problem: ClusterProblem, stage: Stage, rows: int, m: int) -> float:
 def stage_times(problem: ClusterProblem, stage: Stage, m: int) -> tuple[float, float, float]:
     """Return a stage's compute and hop times of a micro-batch and its sync after the batch, s.
 
-    Compute and hop are those of the device that needs longest for both.
+    Compute and hop are those of the device that needs longest for both. The sync is the time in
+    which the stage's g devices add their gradients in a ring.
     """
-    return *max(_device_times(problem, stage, m), key=sum), sync_s(problem, stage)
+    laws = [problem.devices[k].sharing for k in stage.devices]
+    return *max(_device_times(problem, stage, m), key=sum), ring_s(laws, stage.blocks)
 
 
 def stage_pace(problem: ClusterProblem, stage: Stage, m: int) -> float:
@@ -165,11 +167,6 @@ def _device_times(problem: ClusterProblem, stage: Stage, m: int) -> list[tuple[f
         law, size = problem.devices[device].time, rows_of(problem, stage, rows, m)
         found.append((law.compute(stage.blocks, size), law.hop(size)))
     return found
-
-
-def sync_s(problem: ClusterProblem, stage: Stage) -> float:
-    """Return the seconds in which a stage's g devices add their gradients in a ring."""
-    return ring_s([problem.devices[k].sharing for k in stage.devices], stage.blocks)
 
 
 def in_order(problem: ClusterProblem, stages: Sequence[Stage]) -> ClusterProblem:

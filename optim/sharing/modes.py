@@ -77,15 +77,13 @@ def needing(problem: ClusterProblem, point: Partition) -> tuple[int, ...]:
         return ()
     stages, m = stages_of(problem, point), point.num_micro_batches
     problem = in_order(problem, stages)
-    places = zip(range(len(stages), 0, -1), stages, strict=True)
-    return tuple(
-        sorted(
-            k
-            for place, stage in places
-            for k in stage.devices
-            if problem.devices[k].recomputing and not fits(problem, stage, k, m, place, False)
-        )
+    needed = (
+        k
+        for place, stage in zip(range(len(stages), 0, -1), stages, strict=True)
+        for k in stage.devices
+        if problem.devices[k].recomputing and not fits(problem, stage, k, m, place, False)
     )
+    return tuple(sorted(needed))
 
 
 def decided(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:
