@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from collapipe.errors import BusyLinkError, StageError, one_line
+from collapipe.errors import BusyLinkError, one_line
 from collapipe.process import cancellation
 
 _BUSY_S = 0.2  # pause between attempts to dial a busy device
@@ -39,39 +39,25 @@ def dial_all(
     held, in_turn = set[str](), False
     while missing := [name for name in names if name not in held]:
         dialled = [min(missing)] if in_turn else missing
-        refused = _refusals(dialled, dial)
+        with ThreadPoolExecutor(len(dialled)) as pool:
+            tries = {name: pool.submit(dial, name) for name in dialled}
+        refused = {name: why for name, each in tries.items() if (why := each.exception())}
         held |= {*dialled} - refused.keys()
         waited_s = time.monotonic() - began_s
         for name, why in refused.items():
-            if not isinstance(busy := why.__cause__, BusyLinkError):
+            busy = why.__cause__
+            if not isinstance(busy, BusyLinkError) or (busy_s is None and waited_s > hung_s):
                 raise why
-            if waited_s > (hung_s if busy_s is None else busy_s):
-                if busy_s is None:
-                    raise why
+            if busy_s is not None and waited_s > busy_s:
                 raise BusyDeviceError(name, str(busy)) from why
             if waited_s > _LONG_S and name not in warned:
                 warned.add(name)
                 _log.warning("waiting for %s: %s", name, one_line(busy))
         in_turn = bool(refused) and waited_s > _LONG_S
         if in_turn:
-            for name in sorted(each for each in held if each > min(refused)):
+            for name in [each for each in held if each > min(refused)]:
                 held.remove(name)
                 release(name)
         if refused:
             time.sleep(_BUSY_S)
             cancellation.check()
-
-
-def _refusals(names: Sequence[str], dial: Callable[[str], object]) -> dict[str, StageError]:
-    """Dial these devices at once; return the errors of those that cannot be reached."""
-
-    def refusal(name: str) -> StageError | None:
-        try:
-            dial(name)
-        except StageError as refused:
-            return refused
-        return None
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        tried = zip(names, pool.map(refusal, names), strict=True)
-        return {name: why for name, why in tried if why is not None}
