@@ -205,8 +205,11 @@ class Placement:
         """
         trouble = self.trouble(error.device) if isinstance(error, StageError) else None
         suspected = suspect(error, trouble, self.plan, self.cluster.relay)
+        if suspected is None:
+            assert isinstance(error, StageError)
+            return error
         deadline = time.monotonic() + SILENT_S
-        while time.monotonic() < deadline and suspected is not None:
+        while time.monotonic() < deadline:
             self._notice_pause()
             for name in self.plan.devices:
                 try:
@@ -216,9 +219,6 @@ class Placement:
                     return gone
             self.arrived.wait(_LOOK_S)
             self.arrived.clear()
-        if suspected is None:
-            assert isinstance(error, StageError)
-            return error
         if isinstance(error, StageError) and trouble and trouble.kind == UndialledError.__name__:
             return UnreachedError(suspected, trouble.message, error.device)
         return StageError(suspected, str(error))

@@ -200,16 +200,14 @@ class RemoteSegments:
         while True:
             try:
                 self._resume_after(lost)
+                break
             except (StageError, HopError) as error:
                 lost = self._placed.blamed(error)
-            else:
-                if len(self.lost) == before:
-                    return
-                left = " and ".join(self._placed.plan.devices)
-                losses = "; ".join(f"{name} ({cause})" for name, cause in self.lost.items())
-                seconds = time.monotonic() - began
-                self.events.append(f"lost {losses}; continued with {left} after {seconds:.2f} s")
-                return
+        if len(self.lost) > before:
+            left = " and ".join(self._placed.plan.devices)
+            losses = "; ".join(f"{name} ({cause})" for name, cause in self.lost.items())
+            seconds = time.monotonic() - began
+            self.events.append(f"lost {losses}; continued with {left} after {seconds:.2f} s")
 
     def _resume_after(self, fault: StageError) -> None:
         """Change the plan or the hops, and repeat the steps since the last complete replica."""
@@ -238,16 +236,16 @@ class RemoteSegments:
         """Close the device's streams, and plan without it. A device that lacks memory for its
         blocks stays connected, because it may hold fewer."""
         reported = self._placed.trouble(lost.device)  # more specific than the end of a stream
-        cause = lost.cause
         if reported and reported.kind == DeviceMemoryError.__name__:
             (held,) = (each.span for each in self.plan.segments if lost.device in each.devices)
             self.refused[lost.device] = held.blocks, reported.message
-            return self._cluster.replan(dict(self.lost), dict(self.refused))
-        if reported and reported.neighbour is None:
-            cause = f"{reported.kind}: {reported.message}"
-        self.lost[lost.device] = cause
-        _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
-        self._placed.drop(lost.device)
+        else:
+            cause = lost.cause
+            if reported and reported.neighbour is None:
+                cause = f"{reported.kind}: {reported.message}"
+            self.lost[lost.device] = cause
+            _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
+            self._placed.drop(lost.device)
         return self._cluster.replan(dict(self.lost), dict(self.refused))
 
     def _gather(self) -> None:
