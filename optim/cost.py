@@ -121,8 +121,8 @@ def _pipelined(
     law: StepLaw | None,
 ) -> _Step:
     known = cluster.in_modes({device.name: device for device in state.devices})
-    devices = [known[name] for segment in cluster.segments for name in segment.devices]
-    problem = replace(cluster_problem(request, state, latency), devices=tuple(devices))
+    devices = tuple(known[name] for name in cluster.devices)
+    problem = replace(cluster_problem(request, state, latency), devices=devices)
     partition, spread = partition_of_plan(problem, cluster), 0.0
     if law is not None and simulates(partition):
         partition, spread = simulated(partition, problem, law, cluster.schedule), law.spread

@@ -108,11 +108,10 @@ def _may_share(
         return False
     if not cluster.real_devices or (cluster.step is not None and kept is None):
         return True
-    try:
+    with suppress(InfeasibleRoundError):
         solve_cached(problem, single(solve), rng)
-    except InfeasibleRoundError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _by_law(

@@ -95,7 +95,7 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
     """Raise ``PlanViolationError`` if segments exceed the devices' caps."""
     names = [device.name for device in state.devices]
     devices = tuple(cluster.in_modes({each.name: each for each in state.devices}).values())
-    times = Counter(name for segment in cluster.segments for name in segment.devices)
+    times = Counter(cluster.devices)
     invalid = [name for name, count in times.items() if count > 1 or name not in names]
     if invalid:
         raise violation(

@@ -83,8 +83,7 @@ class Measurements:
 
     def traces(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> list[DeviceTrace]:
         """Return the times of all stages' actions by the control unit's clock, in order."""
-        held = (name for each in plan.segments for name in each.devices)
-        names = [name for name in held if name in self._tables]
+        names = [name for name in plan.devices if name in self._tables]
         if not self._own:
             return [self._trace(name, clocks[name]) for name in names]
         own = self._own[:TRACED_STEPS]
