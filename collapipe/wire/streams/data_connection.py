@@ -56,7 +56,7 @@ class DataConnection:
         self, connection: socket.socket, own_key: bytes, other_key: bytes, by_aes: bool
     ) -> None:
         self._socket, self._ended = connection, threading.Event()
-        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._sending, self._receiving = threading.RLock(), threading.Lock()
         cipher = AESGCM if by_aes else ChaCha20Poly1305
         self._own, self._other = cipher(own_key), cipher(other_key)
         self._num_sent = self._num_received = 0
@@ -78,7 +78,9 @@ class DataConnection:
     def send(self, message: bytes) -> None:
         """Send a message. Raises ``OSError`` if the connection has ended."""
         with self._sending:
-            self._send(message)
+            self._send_rest()
+            self._seal(message)
+            self._send_rest()
 
     def send_now(self, message: bytes) -> bool:
         """Send what can be sent of a message without waiting. Returns whether that is all of it; if
@@ -147,11 +149,6 @@ class DataConnection:
                 return None
             raise
 
-    def _send(self, message: bytes) -> None:
-        self._send_rest()
-        self._seal(message)
-        self._send_rest()
-
     def _send_rest(self) -> None:
         self._socket.sendall(self._unsent)
         self._unsent = self._unsent[:0]
@@ -173,7 +170,7 @@ class DataConnection:
                 continue  # another message is on its way
             try:
                 if not self.is_closed and _has_room(self._socket):
-                    self._send(b"")
+                    self.send(b"")
             except OSError:  # the thread that receives reports why
                 return
             finally:
