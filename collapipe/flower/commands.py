@@ -221,6 +221,5 @@ def why_it_ended(log: str) -> str:
 
 def last_line(text: str) -> str:
     """Return the last line with content; httpx appends a link for more information to errors."""
-    lines = [line.strip() for line in text.splitlines() if not line.startswith("For more")]
-    lines = [line for line in lines if line]
-    return lines[-1] if lines else "it said nothing"
+    lines = [each for each in text.splitlines() if each.strip() and not each.startswith("For more")]
+    return lines[-1].strip() if lines else "it said nothing"

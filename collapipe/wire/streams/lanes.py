@@ -51,8 +51,7 @@ class Lane:
     def caller_messages(self, stream: FrameStream) -> Iterator[bytes]:
         """Yield what the caller sends on gRPC: its decision, and without a connection all messages
         of its ``stream``."""
-        connection = self.connection()
-        yield ON_GRPC if connection is None else ON_CONNECTION
+        yield ON_GRPC if self.connection() is None else ON_CONNECTION
         yield from self._sent(stream)
 
     def device_messages(self, stream: FrameStream, offer: Offer) -> Iterator[bytes]:

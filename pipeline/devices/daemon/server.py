@@ -114,8 +114,7 @@ class Daemon:
 
     def _ask_to_leave(self) -> None:
         self._leaving.set()
-        session = self._session
-        if session is not None:
+        if (session := self._session) is not None:
             session.arrived.set()
 
     def _methods(self) -> dict[str, grpc.RpcMethodHandler]:
