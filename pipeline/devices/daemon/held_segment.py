@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -69,35 +70,44 @@ class HeldSegment:
         if span.stop > self.spec.num_blocks or description.stage >= description.num_segments:
             raise WireError(f"blocks {span.first} … {span.stop - 1} of {self.spec.num_blocks}")
         self._dtype = getattr(torch, description.dtype)
-        indices, optimizer = span.indices(), description.optimizer
-        (first,) = block_forms(self.spec, indices[:1], optimizer, self._dtype).values()
-        # before all are built, because their forms have constants
-        self._check_memory(first.constant_bytes * span.blocks, memory_bytes)
-        self._forms = block_forms(self.spec, indices, optimizer, self._dtype)
+        self._forms = self._forms_within(memory_bytes)
         self.part_bytes = most_bytes(max(each.largest_bytes for each in self._forms.values()))
-        leads = [each == description.member for each in description.leaders]
-        # gradients of each own share, and for a block's leader of all others
-        own = len(description.shares_of(description.member))
-        sets = (len(description.shares) if leads_it else own for leads_it in leads)
-        least = float(sum(map(BlockForm.train_bytes, self._forms.values(), sets)))
-        self._check_memory(needed := max(description.memory_bytes, least), memory_bytes)
-        return_large_blocks(scarce=device.type == "cpu" and needed > _SCARCE * memory_bytes)
         self._parts, stateless = earlier._kept_for(description) if earlier else ({}, set[str]())
         self.done: int | None = description.base  # the last finished step; None during a step
         blocks = tuple(name for name in self._forms if name not in self._parts)
-        known = {name: description.frozen.get(name) for name in self._forms}
-        for other in self._found.keys() - known.values():
-            del self._found[other]
-        frozen = tuple(name for name in blocks if known[name] and not self._find(name))
+        frozen = self._unknown(blocks)
         # blocks whose frozen weights are not sent
-        self._there = {name for name in blocks if known[name]} - set(frozen)
-        led = (name for name, leads_it in zip(self._forms, leads, strict=True) if leads_it)
+        self._there = {name for name in blocks if description.frozen.get(name)} - {*frozen}
+        led = compress(self._forms, description.leads)
         states = tuple(name for name in led if name in stateless)
         self.wanted = Wanted(blocks, frozen, states, this_host())
         self._shared: SharedSegment | None = None  # of the current step
         self.exchange = Exchange(description, self._forms) if description.others else None
         self._lacking = {*blocks, *states}  # blocks of which not all parts have arrived
         self._pending: dict[str, Tensors] = {}  # received tensors that no block has yet
+
+    def _forms_within(self, memory_bytes: float) -> Mapping[str, BlockForm]:
+        """Return the forms of all blocks. Raises ``DeviceMemoryError`` if they do not fit."""
+        d, dtype = self.description, self._dtype
+        (first,) = block_forms(self.spec, d.span.indices()[:1], d.optimizer, dtype).values()
+        # before all are built, because their forms have constants
+        self._check_memory(first.constant_bytes * d.span.blocks, memory_bytes)
+        forms = block_forms(self.spec, d.span.indices(), d.optimizer, dtype)
+        # gradients of each own share, and for a block's leader of all others
+        own = len(d.shares_of(d.member))
+        sets = (len(d.shares) if leads_it else own for leads_it in d.leads)
+        least = float(sum(map(BlockForm.train_bytes, forms.values(), sets)))
+        self._check_memory(needed := max(d.memory_bytes, least), memory_bytes)
+        return_large_blocks(scarce=self._device.type == "cpu" and needed > _SCARCE * memory_bytes)
+        return forms
+
+    def _unknown(self, blocks: Sequence[str]) -> tuple[str, ...]:
+        """Return those of ``blocks`` whose frozen weights this machine lacks, and forget the
+        weights that belong to no block."""
+        known = {name: self.description.frozen.get(name) for name in self._forms}
+        for other in self._found.keys() - known.values():
+            del self._found[other]
+        return tuple(name for name in blocks if known[name] and not self._find(name))
 
     def _check_memory(self, needed: float, offered: float) -> None:
         """Raise ``DeviceMemoryError`` if the segment needs more bytes than the device offers."""
