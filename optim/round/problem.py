@@ -10,10 +10,13 @@ from collapipe.plan import Certificate
 from collapipe.state import Channel, Payload, Uplink
 from optim.problem import Partition, check_choice
 
-FADINGS = ("none", "rayleigh")
-UPLINKS = ("streamed", "after")
-ENERGIES = ("all", "adapters")
-SEGMENT_PRICES = ("paper", "none")
+CHOICES = {
+    "drift": ("gamma", "paper"),
+    "fading": ("none", "rayleigh"),
+    "uplink": ("streamed", "after"),
+    "energy": ("all", "adapters"),
+    "segment_price": ("paper", "none"),
+}
 _LEAST_BUDGET = 1e-18  # least error budget; its inverse is squared and must be finite
 
 
@@ -55,11 +58,8 @@ class RoundOptions:
         return self.drift == "paper" or self.segment_price == "paper"
 
     def __post_init__(self) -> None:
-        check_choice("drift", self.drift, ("gamma", "paper"))
-        check_choice("fading", self.fading, FADINGS)
-        check_choice("uplink", self.uplink, UPLINKS)
-        check_choice("energy", self.energy, ENERGIES)
-        check_choice("segment_price", self.segment_price, SEGMENT_PRICES)
+        for name, choices in CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
         for field in fields(self):
             value, numeric = getattr(self, field.name), isinstance(field.default, float | int)
             if isinstance(field.default, bool) and not isinstance(value, bool):

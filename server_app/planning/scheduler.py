@@ -19,7 +19,7 @@ from optim.cost import round_cost, sending_s, stem_seconds, with_stem
 from optim.planned import accepted, planned
 from optim.planner import Planner, RoundRequest
 from optim.problem import LATENCIES, Latency, check_choice
-from optim.round.problem import FADINGS, UPLINKS
+from optim.round.problem import CHOICES
 from server_app.planning.advice import Advice
 from server_app.planning.estimates import RoundObservation, estimate
 from server_app.planning.kept_plans import next_kept
@@ -89,8 +89,8 @@ class Scheduler:
         fading: str = getattr(self._planner, "fading", "none")
         uplink: str = getattr(self._planner, "uplink", "streamed")
         check_choice("strategy.latency", latency, LATENCIES)
-        check_choice("strategy.fading", fading, FADINGS)
-        check_choice("strategy.uplink", uplink, UPLINKS)
+        check_choice("strategy.fading", fading, CHOICES["fading"])
+        check_choice("strategy.uplink", uplink, CHOICES["uplink"])
         self._laws = latency, fading, uplink
         self._advice = Advice(self._planner, latency, self.called)
         self._environment: Environment = settings.build("environment")
