@@ -156,11 +156,6 @@ class SegmentDescription(RoundDescription):
         """The number of the device that leads each of the segment's blocks."""
         return leaders(self.rows, self.span.blocks)
 
-    @property
-    def leads(self) -> list[bool]:
-        """Whether this device leads each of the segment's blocks."""
-        return [leader == self.member for leader in self.leaders]
-
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in pairwise((0, *self.cuts)))
         if not ascending or self.cuts[-1] != len(self.shares) or self.member >= len(self.cuts):

@@ -70,6 +70,7 @@ class HeldSegment:
         if span.stop > self.spec.num_blocks or description.stage >= description.num_segments:
             raise WireError(f"blocks {span.first} … {span.stop - 1} of {self.spec.num_blocks}")
         self._dtype = getattr(torch, description.dtype)
+        self._leads = [leader == description.member for leader in description.leaders]
         self._forms = self._forms_within(memory_bytes)
         self.part_bytes = most_bytes(max(each.largest_bytes for each in self._forms.values()))
         self._parts, stateless = earlier._kept_for(description) if earlier else ({}, set[str]())
@@ -78,7 +79,7 @@ class HeldSegment:
         frozen = self._unknown(blocks)
         # blocks whose frozen weights are not sent
         self._there = {name for name in blocks if description.frozen.get(name)} - {*frozen}
-        led = compress(self._forms, description.leads)
+        led = compress(self._forms, self._leads)
         states = tuple(name for name in led if name in stateless)
         self.wanted = Wanted(blocks, frozen, states, this_host())
         self._shared: SharedSegment | None = None  # of the current step
@@ -95,7 +96,7 @@ class HeldSegment:
         forms = block_forms(self.spec, d.span.indices(), d.optimizer, dtype)
         # gradients of each own share, and for a block's leader of all others
         own = len(d.shares_of(d.member))
-        sets = (len(d.shares) if leads_it else own for leads_it in d.leads)
+        sets = (len(d.shares) if leads_it else own for leads_it in self._leads)
         least = float(sum(map(BlockForm.train_bytes, forms.values(), sets)))
         self._check_memory(needed := max(d.memory_bytes, least), memory_bytes)
         return_large_blocks(scarce=self._device.type == "cpu" and needed > _SCARCE * memory_bytes)
