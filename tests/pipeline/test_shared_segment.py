@@ -135,7 +135,7 @@ def test_a_segment_of_one_device_has_all_rows() -> None:
     ],
 )
 def test_impossible_shares_are_refused(shares: tuple[Share, ...]) -> None:
-    with pytest.raises(ConfigError, match="expected several, "):
+    with pytest.raises(ConfigError, match="expected two or more, "):
         SegmentPlan("a", Span(0, 1), shares)
 
 
