@@ -22,8 +22,8 @@ class FixedParts(FrozenParts):
 
     used: Collection[str]
     device: torch.device
-    _held: dict[str, Tensors] = field(default_factory=dict)
-    _reading: threading.Lock = field(default_factory=threading.Lock)
+    _held: dict[str, Tensors] = field(default_factory=dict, init=False)
+    _reading: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def lacking(self) -> list[str]:
         """Return the parts that this machine lacks. Those that are used are read."""

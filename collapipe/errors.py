@@ -167,9 +167,9 @@ def one_line(text: object) -> str:
 
     An exception without a message gives its class name.
     """
-    line = printable(str(text)[:_READ]) or (
-        type(text).__name__ if isinstance(text, Exception) else ""
-    )
+    line = printable(str(text)[:_READ])
+    if not line and isinstance(text, Exception):
+        line = type(text).__name__
     return line if len(line) <= _MOST else f"{line[:_MOST]} …"
 
 

@@ -132,10 +132,12 @@ def fault_of(error: BaseException) -> str:
         return f"{count:,} values are invalid"
     first = error.errors(include_url=False)[0]
     place, found = one_line(dotted(first["loc"])), first["input"]
+    if not place:  # what was found is the whole text, as of invalid JSON
+        return rule(first)
     if first["type"] == "missing":
         return f"{place} is missing"
     shown = f", not {one_line(repr(found))}" if isinstance(found, str | float | int) else ""
-    return f"{f'{place}: ' if place else ''}{rule(first)}{shown}"
+    return f"{place}: {rule(first)}{shown}"
 
 
 def from_json(

@@ -1,7 +1,7 @@
 """Combinations of options that do not work; each has a message with the way out."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from collapipe.config.resolved import value_at
 from collapipe.config.settings import Settings
@@ -179,15 +179,12 @@ def faults_in_length(settings: Settings) -> Iterator[str]:
     a table of positions it cannot, and other models would not continue texts of this length."""
     if settings.model.head != "causal":
         return
-    from collapipe.models.huggingface.layers import most_tokens
+    from collapipe.models.huggingface.layers import fault_of_length
     from collapipe.models.split import original
 
-    config: Any = getattr(original(settings.model), "own_config", None)  # of transformers
-    if config is not None and settings.task.max_length > (most := most_tokens(config)):
-        yield (
-            f"task.max_length={settings.task.max_length}: this {config.model_type} has positions "
-            f"for {most:g} tokens; lower it"
-        )
+    config, tokens = getattr(original(settings.model), "own_config", None), settings.task.max_length
+    if config is not None and (fault := fault_of_length(config, tokens)):
+        yield f"task.max_length={tokens}: {fault}; lower it"
 
 
 def faults_in_data(settings: Settings) -> Iterator[str]:

@@ -206,13 +206,10 @@ def _check_tokens(document: Document, spec: "ModelSpec", tokens: int) -> None:
     config: Any = getattr(original(spec), "own_config", None)  # of a Hugging Face model
     if config is None:
         return
-    from collapipe.models.huggingface.layers import most_tokens  # takes seconds
+    from collapipe.models.huggingface.layers import fault_of_length  # takes seconds
 
-    if tokens > (limit := most_tokens(config)):
-        cause = (
-            f"this {config.model_type} has positions for {limit:g} tokens, not {tokens}; lower it"
-        )
-        raise document.error(("model", "tokens"), cause)
+    if fault := fault_of_length(config, tokens):
+        raise document.error(("model", "tokens"), f"{fault}, not {tokens}; lower it")
 
 
 def _placed(document: Document, key: str) -> AbstractContextManager[None]:

@@ -62,13 +62,17 @@ def most_tokens(config: Any) -> float:
     return float(limit)
 
 
+def fault_of_length(config: Any, tokens: int) -> str | None:
+    """Return a message if the model has fewer positions than ``tokens``."""
+    if tokens > (limit := most_tokens(config)):
+        return f"this {config.model_type} has positions for {limit:g} tokens"
+    return None
+
+
 def check_length(config: Any, ids: Tensor) -> None:
     """Raise ``ConfigError`` if ``ids`` [b, s] are longer than the table of positions."""
-    if ids.shape[1] > (limit := most_tokens(config)):
-        raise ConfigError(
-            f"model.name: this {config.model_type} has positions for {limit:g} tokens, a sample "
-            f"has {ids.shape[1]}; lower task.max_length"
-        )
+    if fault := fault_of_length(config, tokens := ids.shape[1]):
+        raise ConfigError(f"model.name: {fault}, a sample has {tokens}; lower task.max_length")
 
 
 class EncoderEmbedding(nn.Module):
