@@ -154,6 +154,12 @@ class Channels:
                     raise
             kept, dialer = False, replace(self._dialer, timeout_s=left_s)
 
+    def check(self, device: DeviceAddress, method: str) -> None:
+        """Raise ``WireError`` if the certificate that an open channel trusts is not valid now."""
+        _, certificate = self._open.get((device, method), (None, None))
+        if self._dialer.credentials is not None and certificate is not None:
+            self._dialer.credentials.check(certificate)
+
     def drop(self, device: DeviceAddress) -> None:
         """Close all channels to a device, and end their streams."""
         for known, method in [*self._open]:
@@ -178,15 +184,12 @@ class Channels:
 
     def _channel(self, device: DeviceAddress, method: str, dialer: Dialer) -> grpc.Channel:
         key = device, method
-        if key in self._open:
-            channel, certificate = self._open[key]
-            try:
-                if dialer.credentials is not None and certificate is not None:
-                    dialer.credentials.check(certificate)
-                return channel
-            except WireError:  # revoked or expired
-                self._forget(device, method)
-        self._open[key] = dialer.pinned(device.name, device.address)
+        try:
+            self.check(device, method)
+        except WireError:
+            self._forget(device, method)
+        if key not in self._open:
+            self._open[key] = dialer.pinned(device.name, device.address)
         return self._open[key][0]
 
 

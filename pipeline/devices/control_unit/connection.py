@@ -184,6 +184,7 @@ class DeviceConnection:
         self._arrived.set()
 
     def _handle(self, frame: Frame) -> None:
+        self._channels.check(self._device, CONTROL)  # it may be revoked during a round
         if frame.kind == FrameKind.CLOCK:
             numbers(frame, 1)  # before the answer is read
         if frame.kind == FrameKind.ALIVE:

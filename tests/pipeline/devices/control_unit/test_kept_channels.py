@@ -13,9 +13,10 @@ from device_cluster import INSECURE, Work, daemons, device_name, plan_of
 from made_cluster import Cluster
 
 from collapipe.credentials.member import Role
-from collapipe.errors import LinkError
+from collapipe.errors import LinkError, StageError
 from collapipe.wire.device_address import DeviceAddress
 from collapipe.wire.streams.channels import Channels, Dialer
+from pipeline.devices.control_unit.connection import DeviceConnection
 from pipeline.devices.daemon.server import Daemon, DeviceSettings
 from pipeline.devices.messages import CONTROL
 
@@ -85,6 +86,29 @@ def test_a_revoked_device_is_not_reached_over_a_kept_channel(tmp_path: Path) -> 
         cluster.revoke(jetson.member)
         with pytest.raises(LinkError, match="revoked"):
             channels.stream(device, CONTROL, 2**20, arrived)
+
+
+def test_a_device_that_is_revoked_during_a_round_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.devices.daemon.session.ALIVE_S", 0.05)
+    cluster, arrived = Cluster(tmp_path), threading.Event()
+    jetson, boss = cluster.member(), cluster.member("boss", Role.CONTROL_UNIT)
+    with (
+        Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon,
+        Channels(Dialer(boss)) as channels,
+    ):
+        device = DeviceAddress("jetson", daemon.address)
+        connection = DeviceConnection(device, channels, arrived, lambda *_: None, 2**20)
+        assert arrived.wait(10)
+        connection.check(hung_s=60)
+        cluster.revoke(jetson.member)
+        ends = time.monotonic() + 10
+        while connection.broken is None and time.monotonic() < ends:
+            time.sleep(0.02)
+        with pytest.raises(StageError, match="revoked"):
+            connection.check(hung_s=60)
+        connection.drop()
 
 
 def test_a_device_with_a_renewed_certificate_is_dialled_again(tmp_path: Path) -> None:
