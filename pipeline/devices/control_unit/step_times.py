@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, pairwise, starmap
 from statistics import fmean
+from typing import NamedTuple
 
 from collapipe.plan import ClusterPlan
 from collapipe.row_shares import connected
@@ -12,7 +13,18 @@ from pipeline.devices.control_unit.own_times import OwnTimes
 from pipeline.schedule import BACKWARD, FORWARD, Action
 
 _Table = Sequence[Sequence[float]]
-_Rows = Mapping[Action, Sequence[float]]
+
+
+class _Times(NamedTuple):
+    """When an action requested its input, began, ended, and had sent its output."""
+
+    requested_s: float
+    began_s: float
+    ended_s: float
+    sent_s: float
+
+
+_Rows = Mapping[Action, _Times]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +67,28 @@ def typical_times(
     if not later:
         return None
     held = [(stage, name) for stage, each in enumerate(plan.segments) for name in each.devices]
-    forward_s, backward_s = (
-        tuple(_mean(t for each in later for t in each.chunks(kind, *one)) for one in held)
-        for kind in (FORWARD, BACKWARD)
-    )
-    own_s, gradients = _mean(t for each in later for t in each.own_sent()), dict[str, float]()
+    own_s, gradients = _mean(each.own_sent() for each in later), dict[str, float]()
     send_s: dict[str | None, float] = {None: own_s}
     for stage, name in held:
         sent = [pair for each in later for pair in each.sent(stage, name)]
-        gradients[name] = _mean(float(kind == BACKWARD) for kind, _ in sent)
+        gradients[name] = _mean([[float(kind == BACKWARD) for kind, _ in sent]])
         if sent or not plan.shares:
-            send_s[name] = _mean(t for _, t in sent)
-    late_s = _mean(each.first_arrival_s for each in later) - own_s
-    embedding = [
-        _mean(t for each in later for t in _lengths(each.own.embedding, kind))
-        for kind in (FORWARD, BACKWARD)
-    ]
-    latency_s = _mean(t for each in later for t in each.answers(queued=False))
-    paces = [t for each in later for t in each.answers(queued=True)]
+            send_s[name] = _mean([[seconds for _, seconds in sent]])
+    late_s = fmean(each.first_arrival_s for each in later) - own_s
+    own = [each.own for each in later]
+    returned_s = _mean(_lengths(each.embedding, BACKWARD) for each in own)
+    head_s = _mean(each.answers(queued=False) for each in later)
+    pace_s = _mean(each.answers(queued=True) for each in later)
     return StepTimes(
-        forward_s=forward_s,
-        backward_s=backward_s,
+        forward_s=tuple(_mean(each.chunks(FORWARD, *one) for each in later) for one in held),
+        backward_s=tuple(_mean(each.chunks(BACKWARD, *one) for each in later) for one in held),
         send_s=send_s,
-        embedding_forward_s=embedding[0],
-        embedding_backward_s=embedding[1] if any(each.returns for each in later) else 0.0,
-        submit_s=_mean(t for each in later for t in _lengths(each.own.head, FORWARD)),
-        head_s=latency_s,
-        head_pace_s=min(latency_s, fmean(paces)) if paces else 0.0,
-        overhead_s=_mean(each.overhead_s for each in later),
+        embedding_forward_s=_mean(_lengths(each.embedding, FORWARD) for each in own),
+        embedding_backward_s=returned_s if any(each.returns for each in later) else 0.0,
+        submit_s=_mean(_lengths(each.head, FORWARD) for each in own),
+        head_s=head_s,
+        head_pace_s=min(head_s, pace_s),
+        overhead_s=fmean(each.overhead_s for each in later),
         step_s=fmean(each.own.ended_s - each.own.began_s for each in steps),
         late_s=max(0.0, late_s) if len(plan.segments[0].devices) > 1 else 0.0,
         gradients=gradients,
@@ -91,9 +97,9 @@ def typical_times(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step's times: the control unit's, and per segment and device those of each action (request,
-    begin, end, sent), all by the control unit's clock. ``pairs`` are the devices of each two
-    segments in order that have rows in common."""
+    """A step's times: the control unit's, and per segment and device those of each action, all by
+    the control unit's clock. ``pairs`` are the devices of each two segments in order that have rows
+    in common."""
 
     own: OwnTimes
     rows: Sequence[Mapping[str, _Rows]]
@@ -104,7 +110,7 @@ class _Step:
         first = min(began_s for began_s, _ in self.own.embedding.values())
         own = [*self.own.embedding.values(), *self.own.head.values()]
         tables = (table for each in self.rows for table in each.values())
-        ends = (end_s for _, end_s in own), (row[2] for rows in tables for row in rows.values())
+        ends = (end_s for _, end_s in own), (t.ended_s for rows in tables for t in rows.values())
         busy_s = max(chain(*ends)) - first
         return max(0.0, self.own.ended_s - self.own.began_s - busy_s)
 
@@ -112,19 +118,19 @@ class _Step:
     def returns(self) -> bool:
         """Whether the first segment sends gradients to the embedding."""
         rows = (pair for each in self.rows[0].values() for pair in each.items())
-        return any(row[3] > row[2] for action, row in rows if action.kind == BACKWARD)
+        return any(t.sent_s > t.ended_s for action, t in rows if action.kind == BACKWARD)
 
     @property
     def first_arrival_s(self) -> float:
         """The seconds until the embedding's first output was at all devices of the first stage."""
         first = Action(FORWARD, 0)
-        began_s = max(rows[first][1] for rows in self.rows[0].values())
+        began_s = max(rows[first].began_s for rows in self.rows[0].values())
         return began_s - self.own.embedding[first][1]
 
     def chunks(self, kind: str, stage: int, device: str) -> Iterator[float]:
         """Yield the seconds of a device's actions of a kind."""
         rows = self.rows[stage][device]
-        return (each[2] - each[1] for action, each in rows.items() if action.kind == kind)
+        return (t.ended_s - t.began_s for action, t in rows.items() if action.kind == kind)
 
     def answers(self, queued: bool) -> Iterator[float]:
         """Yield the head's seconds for each answer: from its submission, or if it was ``queued``
@@ -147,8 +153,8 @@ class _Step:
         first, last = (next(iter(self.rows[stage].values())) for stage in (0, -1))
         for action, end_s in ended.items():
             times = (first if action.kind == FORWARD else last).get(action)
-            if times is not None and times[0] < end_s:
-                yield max(0.0, times[1] - end_s)
+            if times is not None and times.requested_s < end_s:
+                yield max(0.0, times.began_s - end_s)
 
     def sent(self, stage: int, device: str) -> Iterator[tuple[str, float]]:
         """Yield the kind of each action of a ``device``, and the seconds from its end until its
@@ -158,19 +164,17 @@ class _Step:
             # a device that sends no output has sent it at once
             for sink, sources in sinks[action.kind] if sent_s > end_s else ():
                 times = sink.get(action)
-                last_s = max(rows[action][2] for rows in sources)
-                if times is not None and times[0] < end_s >= last_s:
-                    yield action.kind, max(0.0, times[1] - end_s)
+                last_s = max(rows[action].ended_s for rows in sources)
+                if times is not None and times.requested_s < end_s >= last_s:
+                    yield action.kind, max(0.0, times.began_s - end_s)
 
-    def _sinks(
-        self, stage: int, device: str, kind: str
-    ) -> Iterator[tuple[Mapping[Action, Sequence[float]], list[_Rows]]]:
+    def _sinks(self, stage: int, device: str, kind: str) -> Iterator[tuple[_Rows, list[_Rows]]]:
         """Yield the times of each receiver of a ``device``'s outputs of a kind of action, and the
         times of all devices that send to this receiver. It may be the control unit."""
         to, place = (stage + 1, stage) if kind == FORWARD else (stage - 1, stage - 1)
         if not 0 <= to < len(self.rows):
             own = {
-                action: (free_s, began_s)
+                action: _Times(free_s, began_s, began_s, began_s)
                 for action, of_head, free_s, began_s in self.own.waited()
                 if of_head == (action.kind == FORWARD)
             }
@@ -191,7 +195,7 @@ def _whole_steps(
         if own.whole and len(tables[plan.segments[0].device][number]) == len(lists[0]):
             rows = [
                 {
-                    name: dict(zip(actions, tables[name][number], strict=True))
+                    name: dict(zip(actions, starmap(_Times, tables[name][number]), strict=True))
                     for name in segment.devices
                 }
                 for segment, actions in zip(plan.segments, lists, strict=False)
@@ -212,7 +216,7 @@ def _lengths(times: Mapping[Action, tuple[float, float]], kind: str) -> Iterator
     return (end - begin for action, (begin, end) in times.items() if action.kind == kind)
 
 
-def _mean(values: Iterable[float]) -> float:
-    """Return the mean; 0 without values."""
-    found = [*values]
+def _mean(steps: Iterable[Iterable[float]]) -> float:
+    """Return the mean of all steps' values; 0 without values."""
+    found = [*chain.from_iterable(steps)]
     return fmean(found) if found else 0.0
