@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -66,41 +66,60 @@ def published(
     unless the ``store`` has those of these files. Tensors that this process still holds, of files
     that were not written since, are returned again. Raises ``ConfigError`` for invalid files.
     """
-    like, wide, base = frozen_in(empty, dtype), unquantised(empty), spec
+    like, wide, base = frozen_in(empty, dtype), unquantised(empty), original(spec)
     scales = {f"{name}_scale" for name in wide}
-    names = {name: f"{part}.{name}" for name in like if name not in scales}
-    while isinstance(base, DerivedSpec):
-        names = {name: base.name_in_base(each) for name, each in names.items()}
-        base = base.base
+    names = _names_in_files(spec, part, (name for name in like if name not in scales))
     # a model without files has no ``stored``
     if not hasattr(base, "stored") or (there := cast(Any, base).stored(source)) is None:
         return None
     key = base, there, *((name, each.dtype, names.get(name)) for name, each in like.items())
-    made = store if wide and store and store.is_cache else None
+    cache = store if wide and store and store.is_cache else None
     with _making:  # units in one process ask at the same time
-        if made and (known := made.recall(_stable(key))):
+        if cache and (known := cache.recall(_stable(key))):
             if wanted not in (None, known):
                 return None
             with suppress(DataError):
-                return known, made.load(known)
+                return known, cache.load(known)
         tensors = {name: each for name in like if (each := _held.get((key, name))) is not None}
-        groups = defaultdict[str, Tensors](dict)  # by original part: a stem has several
-        for name, own in names.items() if tensors.keys() != like.keys() else ():
-            groups[own.partition(".original.")[0]][name] = wide.get(name, like[name])
-        for group in groups.values():
-            forms = {names[name]: each for name, each in group.items()}
-            if (found := cast(Any, base).published(forms, there)) is None:
+        if tensors.keys() != like.keys():
+            if (read := _read(cast(Any, base), there, names, like, wide)) is None:
                 return None
-            for name in group:
-                tensors |= _as_kept(name, found.pop(names[name]), like, name in wide)
-        if wide:
-            tensors = {name: aligned(each) for name, each in tensors.items()}  # so users hold these
-        _held.update({(key, name): each for name, each in tensors.items()})
+            tensors = read
+            _held.update({(key, name): each for name, each in tensors.items()})
         digest = digest_once(tensors, key)
         fits = wanted in (None, digest)
-        if made:
-            tensors = _stored(tensors if fits else {}, digest, key, made)
+        if cache:
+            tensors = _stored(tensors if fits else {}, digest, key, cache)
     return (digest, tensors) if fits else None
+
+
+def _names_in_files(spec: ModelSpec, part: str, names: Iterable[str]) -> dict[str, str]:
+    """Return, by their names in a part, the names of weights in the files of the pretrained
+    model."""
+    found = {name: f"{part}.{name}" for name in names}
+    while isinstance(spec, DerivedSpec):
+        found = {name: spec.name_in_base(each) for name, each in found.items()}
+        spec = spec.base
+    return found
+
+
+def _read(
+    base: Any, there: object, names: Mapping[str, str], like: Tensors, wide: Tensors
+) -> Tensors | None:
+    """Return frozen weights in the form of ``like``, read from the files ``there`` by their
+    ``names`` in the model ``base``; None if one is missing. Those in ``wide`` are read in its form
+    and then quantised."""
+    groups = defaultdict[str, Tensors](dict)  # by original part: a stem has several
+    for name, own in names.items():
+        groups[own.partition(".original.")[0]][name] = wide.get(name, like[name])
+    tensors: Tensors = {}
+    for group in groups.values():
+        forms = {names[name]: each for name, each in group.items()}
+        if (found := base.published(forms, there)) is None:
+            return None
+        for name in group:
+            tensors |= _as_kept(name, found.pop(names[name]), like, name in wide)
+    return {name: aligned(each) for name, each in tensors.items()} if wide else tensors
 
 
 def _stored(tensors: Tensors, digest: str, key: tuple[Any, ...], store: FrozenStore) -> Tensors:
