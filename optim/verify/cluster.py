@@ -1,7 +1,8 @@
 """Verify a cluster's front: constraints C1, C2, C7 and C9', latencies, order and certificate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -69,51 +70,91 @@ def check_point(point: Partition, problem: ClusterProblem) -> None:
     _check_caps(point, problem)
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What a device has to hold and compute, one of the ``count`` devices of its stage, and its
+    ``limits`` there.
+
+    It computes ``size`` samples of a micro-batch, in at most ``rows`` rows. It keeps the tensors of
+    the part ``kept`` of a batch, and receives the gradients of ``gradients`` blocks.
+    """
+
+    device: DeviceProfile
+    limits: DeviceProfile | SharingLaw
+    held: int
+    count: int
+    size: float
+    rows: int
+    kept: float
+    gradients: float
+
+    def check_blocks(self) -> None:
+        if (most := self.limits.max_blocks) is not None and self.held > most:
+            raise violation(
+                "C7", f"{self.device.name} holds {self.held} blocks, its limit is {most}"
+            )
+
+    def check_memory(self, m: int) -> None:
+        if (memory := self.limits.memory) is None:
+            return
+        needed = float(needed_bytes(memory, self.held, self.rows, self.kept))
+        needed += self.gradients * memory.trained_bytes
+        if exceeds(needed, memory.limit_bytes):
+            of_rows = f" of {self.rows} rows" if self.count > 1 else ""
+            raise violation(
+                "C7",
+                f"{self.device.name} holds {self.held} blocks{of_rows}, which with m={m} take "
+                f"{needed:.12g} bytes of {memory.limit_bytes:.12g}",
+            )
+
+    def check_energy(self, point: Partition) -> None:
+        if (budget := self.device.energy) is None:
+            return
+        m, spent = point.num_micro_batches, _once(budget.law, self.held, self.size, point)
+        if budget.scope == "batch":
+            spent = m * spent + 2 * (1 - 1 / self.count) * self.held * budget.sync_j
+        if exceeds(spent, budget.limit_j):
+            raise violation(
+                "C9'",
+                f"{self.device.name} spends {spent:.12g} J a {budget.scope} on {self.held} blocks "
+                f"with m={m}, its limit is {budget.limit_j:.12g} J",
+            )
+
+
 def _check_caps(point: Partition, problem: ClusterProblem) -> None:
-    problem, m, b = over_links(point, problem), point.num_micro_batches, problem.batch_size
-    places, replicas = places_from_the_end(point), len(point.blocks) if point.replicated else 0
+    """Check that each device's load is within its limits: C7, C9'."""
+    for load in _loads(point, over_links(point, problem)):
+        load.check_blocks()
+        load.check_memory(point.num_micro_batches)
+        load.check_energy(point)
+
+
+def _loads(point: Partition, problem: ClusterProblem) -> Iterator[_Load]:
+    """Yield the loads of the devices that hold blocks. Raises like ``verify_cluster``."""
+    b, m, devices = problem.batch_size, point.num_micro_batches, problem.devices
+    if point.replicated:
+        size, rows = b / len(devices), math.ceil(b / len(devices))
+        for device, held in zip(devices, point.blocks, strict=True):
+            yield _Load(device, device, held, 1, size, rows, rows / b, 0.0)
+        return
+    most, places = math.ceil(b / m), places_from_the_end(point)
     shared = [stage for stage in point.stages if len(stage.devices) > 1]
     members = {k: (s, own) for s in shared for k, own in zip(s.devices, s.rows, strict=True)}
     split = [stage for stage in point.stages if stage.shares]  # more shares than devices
     counts = {k: (n, len(s.shares) - n) for s in split for k, n in s.shares_of_each()}
-    for k, (device, held) in enumerate(zip(problem.devices, point.blocks, strict=True)):
+    for k in np.flatnonzero(point.blocks).tolist():
+        device, held = devices[k], point.blocks[k]
         limits: DeviceProfile | SharingLaw = device
-        rows, size = math.ceil(b / (replicas or m)), b / (replicas or m)
-        count = 1  # devices of its stage
+        count, size, rows = 1, b / m, most
         if k in members:
             if device.sharing is None:
                 raise violation("sharing", f"{device.name} shares a stage without a law for it")
             limits, (stage, rows) = device.sharing, members[k]
-            size, count = rows, len(stage.devices)
+            count, size = len(stage.devices), rows
         own, others = counts.get(k, (1, count - 1))
-        gradients = received_gradients(held, rows / math.ceil(b / m), count, own, others)
-        of_rows = f" of {rows} rows" if k in members else ""
-        if limits.max_blocks is not None and held > limits.max_blocks:
-            raise violation(
-                "C7", f"{device.name} holds {held} blocks, its limit is {limits.max_blocks}"
-            )
-        if (memory := limits.memory) is not None and held:
-            in_flight = 1.0 if replicas else problem.kept(m, places[k])
-            kept = in_flight * rows / (b if replicas else math.ceil(b / m))
-            needed = float(needed_bytes(memory, held, rows, kept))
-            needed += gradients * memory.trained_bytes
-            if exceeds(needed, memory.limit_bytes):
-                raise violation(
-                    "C7",
-                    f"{device.name} holds {held} blocks{of_rows}, which with m={m} take "
-                    f"{needed:.12g} bytes of {memory.limit_bytes:.12g}",
-                )
-        if (budget := device.energy) is None or not held:
-            continue
-        spent = _once(budget.law, held, size, point)
-        if budget.scope == "batch":
-            spent = m * spent + 2 * (1 - 1 / count) * held * budget.sync_j
-        if exceeds(spent, budget.limit_j):
-            raise violation(
-                "C9'",
-                f"{device.name} spends {spent:.12g} J a {budget.scope} on {held} blocks "
-                f"with m={m}, its limit is {budget.limit_j:.12g} J",
-            )
+        gradients = received_gradients(held, rows / most, count, own, others)
+        kept = problem.kept(m, places[k]) * rows / most
+        yield _Load(device, limits, held, count, size, rows, kept, gradients)
 
 
 def _check_latency(point: Partition, problem: ClusterProblem) -> None:
