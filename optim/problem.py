@@ -80,6 +80,10 @@ class ClusterProblem:
         rows, last = math.ceil(self.batch_size / num_micro_batches), len(self.in_flight)
         return min(1.0, self.in_flight[min(place or last, last) - 1] * rows / self.batch_size)
 
+    def only(self, used: Sequence[int]) -> "ClusterProblem":
+        """Return the problem with these devices, and no others."""
+        return replace(self, devices=tuple(self.devices[k] for k in used))
+
     def at(self, place: int) -> "ClusterProblem":
         """Return the problem in which every device is at this place from the end."""
         first = min(place, len(self.in_flight)) - 1

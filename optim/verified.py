@@ -160,15 +160,23 @@ def _decided(
     elif not known:
         front = tuple(_of_some(own, nodes))
     elif problem.linked:
-        best = min(known, key=lambda each: each.latency_s)
-        all_devices, used_now = range(len(problem.devices)), np.flatnonzero(best.blocks).tolist()
-        for used in sorted({tuple(used_now), *_near_devices(problem)} - {tuple(all_devices)}):
-            few = replace(problem, devices=tuple(problem.devices[k] for k in used))
-            with suppress(InfeasibleRoundError):
-                points = _decided(few, solve, shares, nodes).front
-                front += tuple(point.among(used, len(all_devices)) for point in points)
+        fastest = min(known, key=lambda each: each.latency_s)
+        front += (*_of_fewer(problem, fastest, lambda few: _decided(few, solve, shares, nodes)),)
     certificate = replace(certificate, solve_time_s=perf_counter() - started)
     return _answer(problem, front, certificate, complete=placed is not None and placed.complete)
+
+
+def _of_fewer(
+    problem: ClusterProblem,
+    fastest: Partition,
+    decide: Callable[[ClusterProblem], ClusterSolution],
+) -> Iterator[Partition]:
+    """Yield plans of fewer devices: those of the ``fastest`` plan, and those near each device."""
+    everyone, used_now = range(len(problem.devices)), np.flatnonzero(fastest.blocks).tolist()
+    for used in sorted({tuple(used_now), *_near_devices(problem)} - {tuple(everyone)}):
+        with suppress(InfeasibleRoundError):
+            for point in decide(problem.only(used)).front:
+                yield point.among(used, len(everyone))
 
 
 def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
@@ -177,9 +185,9 @@ def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
     most, num_devices = either_caps(problem.at(1)).max(axis=0), len(problem.devices)
     for count in range(num_devices - 1, 0, -1):
         used = sorted(np.argsort(-most, kind="stable")[:count].tolist())
-        few = replace(problem, devices=tuple(problem.devices[k] for k in used))
         try:
-            if (placed := placed_partition(few, max_nodes=nodes)) is not None:
+            placed = placed_partition(problem.only(used), max_nodes=nodes)
+            if placed is not None:
                 return [point.among(used, num_devices) for point in placed.front]
         except InfeasibleRoundError as error:
             if held_in_order(problem)[0].max() < problem.num_blocks:

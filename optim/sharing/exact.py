@@ -67,7 +67,7 @@ def _of_some(problem: ClusterProblem, max_nodes: float) -> list[Partition]:
     order = sorted(all_devices, key=lambda k: -row_caps(problem, problem.devices[k])[0].sum())
     for count in reversed(all_devices):
         used = sorted(order[:count])
-        few = replace(problem, devices=tuple(problem.devices[k] for k in used))
+        few = problem.only(used)
         if num_pairs(tuple(map(len, kinds_of(few.devices)))) <= MOST_PAIRS:
             break
     try:
