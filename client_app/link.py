@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import grpc
 import torch
@@ -61,6 +61,28 @@ class LinkPrecisions:
     meter: ActivationMeter | None = None
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step with its frames, for repeating it. ``submitted`` are the activations that were sent
+    and not answered, with their rows; ``answers`` those of the server that were not taken."""
+
+    key: DropoutKey
+    micro_batches: Sequence[Batch]
+    sent: list[Frame] = field(default_factory=list)
+    submitted: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    answers: dict[int, tuple[float, Tensor]] = field(default_factory=dict)
+    answered: set[int] = field(default_factory=set)
+    opened_again: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.key.step
+
+    @property
+    def norms_sent(self) -> bool:
+        return bool(self.sent) and self.sent[-1].kind == FrameKind.NORMS
+
+
 class DecoderLink:
     """A ``PipelineHead`` that streams activations to the server and receives losses and gradients;
     both are limited to the rows that the head reads.
@@ -84,12 +106,7 @@ class DecoderLink:
         self.bytes_up = self.bytes_down = 0  # counts each frame once, even if it was repeated
         self._link, self._unit, self._settings = link, unit, settings
         self._round, self._rows, self._precisions = round_, rows, precisions
-        self._step = 0
-        self._answers: dict[int, tuple[float, Tensor]] = {}
-        self._submitted: dict[int, tuple[Tensor, Tensor]] = {}  # sent activations, and their rows
-        self._sent: list[Frame] = []  # sent frames of the current step
-        self._answered = set[int]()
-        self._opened_again = False
+        self._step = _Step(DropoutKey(0, unit, 0), ())
         self._broke_at = -1, 0  # the step, and the number of its answers
         self._give_up_s = 0.0  # when a link that breaks there again is given up
         self._arrived = threading.Event()
@@ -102,21 +119,18 @@ class DecoderLink:
         self._stream.close()
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
-        self._step, self._key, self._micro_batches = key.step, key, micro_batches
-        self._sent.clear()
-        self._answered.clear()
-        self._opened_again = False
+        self._step = _Step(key, micro_batches)
         self._send(FrameKind.BEGIN, 0, torch.tensor([len(micro_batches), target_tokens]))
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
         """Queue the activation's frame and return at once."""
-        batch, how = self._micro_batches[micro_batch], self._precisions
+        batch, how = self._step.micro_batches[micro_batch], self._precisions
         read = self._rows.of(batch.mask, batch.targets)
         sent = hidden.detach().cpu()[read]
-        self._submitted[micro_batch] = sent, read
+        self._step.submitted[micro_batch] = sent, read
         if how.meter is not None:
-            how.meter.take(self._step, micro_batch, sent)
-        generator = self._key.generator("activation", micro_batch)
+            how.meter.take(self._step.number, micro_batch, sent)
+        generator = self._step.key.generator("activation", micro_batch)
         if how.coder is None:
             parts = encode(sent, how.activation, generator)
         else:
@@ -126,15 +140,15 @@ class DecoderLink:
         self._send(FrameKind.ACTIVATION, micro_batch, *parts, batch.mask, batch.targets)
 
     def ready(self, micro_batch: int) -> bool:
-        while micro_batch not in self._answers and self._stream.waiting():
+        while micro_batch not in self._step.answers and self._stream.waiting():
             if frame := self._taken(FrameKind.GRADIENT):
                 self._keep(frame)
-        return micro_batch in self._answers
+        return micro_batch in self._step.answers
 
     def answer(self, micro_batch: int) -> tuple[float, Tensor]:
-        while micro_batch not in self._answers:
+        while micro_batch not in self._step.answers:
             self._keep(self._receive(FrameKind.GRADIENT))
-        return self._answers.pop(micro_batch)
+        return self._step.answers.pop(micro_batch)
 
     def on_answer(self, arrived: threading.Event) -> None:
         self._arrived = self._stream.arrived = arrived
@@ -159,8 +173,8 @@ class DecoderLink:
 
     def forget(self) -> None:
         """Drop the current step's tensors; the server drops its step when the stream ends."""
-        self._answers.clear()
-        self._submitted.clear()
+        self._step.answers.clear()
+        self._step.submitted.clear()
 
     def _opened(self) -> FrameStream:
         stream = FrameStream(_PEER, self._settings.max_message_bytes, self._arrived)
@@ -169,9 +183,9 @@ class DecoderLink:
         return stream
 
     def _send(self, kind: FrameKind, micro_batch: int, *tensors: Tensor) -> None:
-        frame = Frame(kind, self._round, self._step, micro_batch, tensors)
+        frame = Frame(kind, self._round, self._step.number, micro_batch, tensors)
         if self._settings.reconnect_s:
-            self._sent.append(frame)
+            self._step.sent.append(frame)
         self.bytes_up += frames.size(frame)
         self._stream.send(frame)
 
@@ -187,15 +201,17 @@ class DecoderLink:
         try:
             frame = self._next()
         except BrokenLinkError as broken:
-            if not self._settings.reconnect_s or (self._precisions.coder and not self._norms_sent):
+            if not self._settings.reconnect_s or (
+                self._precisions.coder and not self._step.norms_sent
+            ):
                 raise
             frame = self._reopened(broken)
         if frame is None or self._known(frame):
             return None
-        if frame.kind != expected or frame.step != self._step:
+        if frame.kind != expected or frame.step != self._step.number:
             raise WireError(
                 f"the decoder answered {frame.kind.name} of step {frame.step}; "
-                f"expected {expected.name} of step {self._step}"
+                f"expected {expected.name} of step {self._step.number}"
             )
         self.bytes_down += frames.size(frame)
         return frame
@@ -224,14 +240,14 @@ class DecoderLink:
 
     def _known(self, frame: Frame) -> bool:
         """Whether a reopened stream repeats an answer that has already arrived."""
-        same = frame.kind == FrameKind.GRADIENT and frame.step == self._step
-        return same and frame.micro_batch in self._answered and self._opened_again
+        same = frame.kind == FrameKind.GRADIENT and frame.step == self._step.number
+        return same and frame.micro_batch in self._step.answered and self._step.opened_again
 
     def _reopened(self, broken: BrokenLinkError) -> Frame | None:
         """Open another stream and repeat the current step's frames. If the server had finished the
         step and its answer was lost, return that answer instead."""
-        _log.warning("%s; the stream is reopened at step %d", broken, self._step)
-        again_s, reached = self._settings.reconnect_s, (self._step, len(self._answered))
+        _log.warning("%s; the stream is reopened at step %d", broken, self._step.number)
+        again_s, reached = self._settings.reconnect_s, (self._step.number, len(self._step.answered))
         if self._broke_at == reached:  # perhaps what is repeated breaks the stream
             time.sleep(_AGAIN_S)
         else:
@@ -239,8 +255,8 @@ class DecoderLink:
         deadline = self._give_up_s
         while time.monotonic() < deadline:
             self._stream.close()
-            self._stream, self._opened_again = self._opened(), True
-            self._stream.send(Frame(FrameKind.RESUME, self._round, self._step, 0))
+            self._stream, self._step.opened_again = self._opened(), True
+            self._stream.send(Frame(FrameKind.RESUME, self._round, self._step.number, 0))
             try:
                 return self._resumed(self._next(deadline), deadline)
             except RefusedLinkError:
@@ -249,31 +265,29 @@ class DecoderLink:
                 time.sleep(_AGAIN_S)
         raise LinkError(f"{broken}; not reconnected within link.reconnect_s={again_s:g}")
 
-    @property
-    def _norms_sent(self) -> bool:
-        return bool(self._sent) and self._sent[-1].kind == FrameKind.NORMS
-
     def _resumed(self, answer: Frame, deadline: float) -> Frame | None:
         if answer.kind != FrameKind.RESUME or [each.shape for each in answer.tensors] != [(2,)]:
             raise WireError("the decoder's answer to RESUME lacks the last step")
         last, own = answer.tensors[0].tolist()
-        if last == self._step and self._norms_sent:
+        if last == self._step.number and self._step.norms_sent:
             own_norm = torch.tensor([own], dtype=torch.float64)
-            return Frame(FrameKind.NORMS, self._round, self._step, 0, (own_norm,))
+            return Frame(FrameKind.NORMS, self._round, self._step.number, 0, (own_norm,))
         if self._precisions.coder:
-            raise RefusedLinkError(f"{_PEER}: broke before the server finished step {self._step}")
-        for frame in self._sent:
+            raise RefusedLinkError(
+                f"{_PEER}: broke before the server finished step {self._step.number}"
+            )
+        for frame in self._step.sent:
             if frame.kind == FrameKind.NORMS:  # must follow the activations' repeated answers
-                for _ in self._answered:
+                for _ in self._step.answered:
                     self._next(deadline)
             self._stream.send(frame)
         return None
 
     def _keep(self, frame: Frame) -> None:
-        submitted = self._submitted.pop(frame.micro_batch, None)
+        submitted = self._step.submitted.pop(frame.micro_batch, None)
         if submitted is None or not frame.tensors or frame.tensors[0].shape != ():
             raise WireError(f"the decoder's answer to micro-batch {frame.micro_batch} does not fit")
         (sent, read), (loss, *parts) = submitted, frame.tensors
         gradient = decode(parts, sent.shape, self._precisions.gradient, sent.dtype)
-        self._answered.add(frame.micro_batch)
-        self._answers[frame.micro_batch] = float(loss), scattered(gradient, read)
+        self._step.answered.add(frame.micro_batch)
+        self._step.answers[frame.micro_batch] = float(loss), scattered(gradient, read)
