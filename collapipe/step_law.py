@@ -1,8 +1,10 @@
 """The measured law of a step on real devices."""
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from collapipe.errors import ConfigError, is_printable
 
@@ -70,6 +72,23 @@ class MeasuredPlan:
         return self.stages, self.num_micro_batches, self.schedule
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchTimes:
+    """What a micro-batch of any size takes of the control unit's times in a ``StepLaw``, which
+    name them; 0 before different numbers of micro-batches were measured."""
+
+    embedding_forward_s: float = 0.0
+    embedding_backward_s: float = 0.0
+    submit_s: float = 0.0
+    send_s: float = 0.0
+    head_s: float = 0.0
+    head_pace_s: float = 0.0
+
+
+OWN_TIMES = tuple(each.name for each in fields(LaunchTimes))
+"""The times of the control unit that depend on the number of micro-batches."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLaw:
     """Measured seconds of a step on a cluster's real devices, at its micro-batch size.
@@ -101,6 +120,7 @@ class StepLaw:
     spread: float = 0.1  # standard deviation of the logarithm of measured to planned time
     spread_of_new: float = 0.1  # the same for plans that had not been measured before
     sync_slowness: float | None = None
+    launch: LaunchTimes = LaunchTimes()  # at most the times themselves
     # The last plans, the latest first. A processor with a quota follows no simple law: a plan's
     # own time predicts it better than the times of other plans.
     measured: tuple[MeasuredPlan, ...] = ()
@@ -128,29 +148,25 @@ class StepLaw:
         return simulated_s
 
     def with_micro_batches(self, m: int) -> "StepLaw":
-        """Return the law for m micro-batches: the control unit's times follow their size."""
+        """Return the law for m micro-batches: the control unit's times beyond ``launch`` follow
+        their size."""
 
-        def of_size(seconds: float) -> float:
-            found = min(seconds * self.num_micro_batches / m, _MOST_S)
+        def of_size(name: str) -> float:
+            launch_s: float = getattr(self.launch, name)
+            sized_s = (getattr(self, name) - launch_s) * self.num_micro_batches / m
+            found = min(launch_s + sized_s, _MOST_S)
             return found if found >= _LEAST_S else 0.0
 
-        return replace(
-            self,
-            num_micro_batches=m,
-            embedding_forward_s=of_size(self.embedding_forward_s),
-            embedding_backward_s=of_size(self.embedding_backward_s),
-            submit_s=of_size(self.submit_s),
-            send_s=of_size(self.send_s),
-            head_s=of_size(self.head_s),
-            head_pace_s=of_size(self.head_pace_s),
-        )
+        own: dict[str, Any] = {name: of_size(name) for name in OWN_TIMES}
+        return replace(self, num_micro_batches=m, **own)
 
     def __post_init__(self) -> None:
-        own = self.embedding_forward_s, self.embedding_backward_s, self.submit_s, self.send_s
-        seconds = *own, self.head_s, self.head_pace_s, self.overhead_s
+        own: list[float] = [getattr(self, name) for name in OWN_TIMES]
+        launch: list[float] = [getattr(self.launch, name) for name in OWN_TIMES]
         parts = (s for each in self.devices.values() for s in (each.send_s, each.launch_s))
-        for time_s in (*seconds, *parts):
+        for time_s in (*own, *launch, self.overhead_s, *parts):
             self._check("seconds", time_s == 0 or _LEAST_S <= time_s <= _MOST_S)
+        self._check("launch", all(map(operator.le, launch, own)))
         self._check("factor", LEAST_FACTOR <= self.factor <= 1 / LEAST_FACTOR)
         self._check("spread", all(0 <= s <= 10 for s in (self.spread, self.spread_of_new)))
         self._check("num_micro_batches", 1 <= self.num_micro_batches <= _MOST_MICRO_BATCHES)

@@ -3,12 +3,27 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
-from client_app.devices.measured_law import have_other_rows, known_profile, measured_law, not_tiny
+from client_app.devices.measured_law import (
+    OTHER_SIZE,
+    have_other_rows,
+    known_profile,
+    measured_law,
+    not_tiny,
+)
 from collapipe.plan import ClusterPlan
 from collapipe.process.host import Host
 from collapipe.state import DeviceProfile
-from collapipe.step_law import LEAST_FACTOR, MOST_MEASURED, DeviceTimes, MeasuredPlan, StepLaw
+from collapipe.step_law import (
+    LEAST_FACTOR,
+    MOST_MEASURED,
+    OWN_TIMES,
+    DeviceTimes,
+    LaunchTimes,
+    MeasuredPlan,
+    StepLaw,
+)
 from optim.step import step_s, works_of
 from pipeline.devices.control_unit.step_times import StepTimes
 
@@ -49,6 +64,26 @@ def law_after(
     return fitted_to_last(law, known, batch_size, plan.schedule)
 
 
+def launch_times(before: StepLaw, now: StepLaw) -> LaunchTimes:
+    """Return the part of the control unit's times ``now`` that a micro-batch of any size takes:
+    that of the law ``before``, or if it has another number of micro-batches, a + b/m through the
+    times of both."""
+    m, n = before.num_micro_batches, now.num_micro_batches
+    found = {}
+    for name in OWN_TIMES:
+        old_s, now_s, launch_s = (getattr(each, name) for each in (before, now, before.launch))
+        if max(m, n) > OTHER_SIZE * min(m, n) and old_s and now_s:
+            launch_s = (n * now_s - m * old_s) / (n - m)
+        found[name] = not_tiny(min(max(launch_s, 0.0), now_s))
+    return LaunchTimes(**found)
+
+
+def with_other_size(law: StepLaw, other: StepLaw) -> StepLaw:
+    """Return the ``law`` with what rounds with another number of micro-batches have shown."""
+    measured = (*law.measured, *other.measured)[:MOST_MEASURED]
+    return replace(law, launch=launch_times(other, law), measured=measured)
+
+
 def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> StepLaw:
     """Return the law after a round that measured ``now``: the mean of both, so that a busy round
     fades. ``planned_s`` are the seconds of a step that ``before`` predicted for the measured
@@ -58,6 +93,8 @@ def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> S
     cores = {k: n for k, n in {**before.cores, **now.cores}.items() if k in hosts}
     error = math.log(step_s / planned_s) if min(step_s, planned_s) > 0 else 0.0
     known = {each.plan for each in now.measured} <= {each.plan for each in before.measured}
+    if now.num_micro_batches == before.num_micro_batches and not now.head_pace_s:
+        now = replace(now, head_pace_s=before.head_pace_s)  # it had no queue
     of_new = before.spread_of_new * _KEPT_DOUBT if known else _spread(before.spread_of_new, error)
     now = replace(
         now,
@@ -65,18 +102,17 @@ def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> S
         cores=cores,
         spread=_spread(before.spread, error),
         spread_of_new=max(of_new, _LEAST_SPREAD),
+        launch=launch_times(before, now),
         measured=_measured(before, now),
     )
     if before.num_micro_batches != now.num_micro_batches:  # other tensors, other times
         return now
+    own: dict[str, Any] = {
+        name: _mean(getattr(before, name), getattr(now, name)) for name in OWN_TIMES
+    }
     return replace(
         now,
-        embedding_forward_s=_mean(before.embedding_forward_s, now.embedding_forward_s),
-        embedding_backward_s=_mean(before.embedding_backward_s, now.embedding_backward_s),
-        submit_s=_mean(before.submit_s, now.submit_s),
-        send_s=_mean(before.send_s, now.send_s),
-        head_s=_mean(before.head_s, now.head_s),
-        head_pace_s=_mean(before.head_pace_s, now.head_pace_s or before.head_pace_s),
+        **own,
         overhead_s=_mean(before.overhead_s, now.overhead_s),
         sync_slowness=_sync_slowness(before, now),
     )

@@ -13,7 +13,8 @@ from optim.step import DeviceWork, StageWork, alone, like_hop, step_s, syncs_s, 
 from pipeline.devices.control_unit.step_times import StepTimes
 
 _LEAST_MEAN = 1e-12  # below which a mean counts as 0
-_OTHER_ROWS = 1.8  # ratio from which two numbers of rows are different: noise is less than that
+OTHER_SIZE = 1.8
+"""Ratio from which two sizes of micro-batches are different: noise is less than that."""
 
 
 def measured_law(
@@ -160,7 +161,7 @@ def known_profile(described: DeviceProfile, law: StepLaw | None, batch_size: int
 
 def have_other_rows(old: DeviceTimes, rows: float) -> bool:
     """Whether the device computed other numbers of rows in earlier rounds."""
-    return old.rows > 0 and max(rows / old.rows, old.rows / rows) > _OTHER_ROWS
+    return old.rows > 0 and max(rows / old.rows, old.rows / rows) > OTHER_SIZE
 
 
 def not_tiny(value: float) -> float:

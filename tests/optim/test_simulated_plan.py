@@ -18,7 +18,7 @@ from collapipe.state import (
     SharingLaw,
     Uplink,
 )
-from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
+from collapipe.step_law import HeldStage, LaunchTimes, MeasuredPlan, StepLaw
 from optim.baselines import AllUnits, EvenSplit, RandomUnits
 from optim.cluster.problem import cluster_problem
 from optim.cost import round_cost
@@ -328,6 +328,16 @@ def test_plans_that_are_too_long_to_simulate_are_not_compared(
     for most, expected in ((3, 2), (1, 1)):  # actions of a step
         monkeypatch.setattr("optim.simulated_plan._MOST_ACTIONS", most)
         assert planned(request_of(law), 3.0).num_micro_batches == expected
+
+
+@pytest.mark.parametrize(("launch_s", "expected"), [(0.0, 8), (2.0, 1)])
+def test_a_head_that_takes_time_for_each_micro_batch_makes_them_fewer(
+    launch_s: float, expected: int
+) -> None:
+    """Else the head's time follows the size of micro-batches, and more of them overlap more."""
+    law = law_of(NAMES, m=8, apart=True, blocks={"a": 6}, head_s=2.0, head_pace_s=2.0)
+    law = replace(law, launch=LaunchTimes(head_s=launch_s, head_pace_s=launch_s))
+    assert planned(request_of(law, block_s=0.1), 3.0).num_micro_batches == expected
 
 
 def test_an_order_that_memory_requires_is_kept() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from client_app.devices.law_of_rounds import with_other_size
 from collapipe.cli.run import run_job
 from collapipe.config.overrides import merged, setting
 from collapipe.devices.kept_law import unpack_law
@@ -16,13 +17,12 @@ from collapipe.wire.messages import STEP_LAW
 from server_app.checkpoints.folder import CheckpointFolder
 
 _ROUNDS, _FEWEST_STEPS, _MOST_STEPS = 4, 2, 8
+_ROUNDS_OF_OTHER_SIZE = 2  # with half the micro-batches
 _SECONDS = 45.0  # of all steps, by the measured laws; a step's other parts take time, too
 _OPTIONS = (
     *("cluster=devices", "runtime=local", "environment=static", "pipeline.profile=null"),
     "pipeline.keep_shares=false",
-    *(f"federation.rounds={_ROUNDS}", f"federation.eval_every={_ROUNDS}"),
     *("federation.on_infeasible=stop", "tracking.mlflow=null"),
-    f"federation.checkpoint_every={_ROUNDS}",  # which has the laws
 )
 
 
@@ -40,17 +40,29 @@ def steps_of(step_s: float) -> int:
 def measured_steps(
     file: Path, num_clusters: int, overrides: Sequence[str], local_steps: int
 ) -> tuple[Mapping[str, object], list[StepLaw | None]]:
-    """Train a few rounds with the options ``overrides``. Return the options of that run, and the
-    measured law of each cluster's step. Raises ``CollaPipeError`` if the run fails."""
+    """Train a few rounds with the options ``overrides``, and then with fewer micro-batches. Return
+    the options of the first run, and the measured law of each cluster's step. Raises
+    ``CollaPipeError`` if a run fails."""
     units = [f"federation.num_units={num_clusters}"]
-    with TemporaryFolder("measure") as folder, redirect_stdout(sys.stderr):
-        own = (
-            setting("cluster.file", file.resolve()),
-            setting("hydra.run.dir", folder / "run"),
-            f"federation.local_steps={local_steps}",
-        )
-        run_dir = run_job(merged(merged(units, overrides), [*_OPTIONS, *own]))
-        return read_run(run_dir).tree, laws_of(run_dir, num_clusters)
+
+    def run(rounds: int, *more: str) -> tuple[Mapping[str, object], list[StepLaw | None]]:
+        with TemporaryFolder("measure") as folder, redirect_stdout(sys.stderr):
+            own = (
+                setting("cluster.file", file.resolve()),
+                setting("hydra.run.dir", folder / "run"),
+                *(f"federation.{name}={rounds}" for name in ("rounds", "eval_every")),
+                f"federation.checkpoint_every={rounds}",  # which has the laws
+                f"federation.local_steps={local_steps}",
+            )
+            run_dir = run_job(merged(merged(units, overrides), [*_OPTIONS, *own, *more]))
+            return read_run(run_dir).tree, laws_of(run_dir, num_clusters)
+
+    tree, laws = run(_ROUNDS)
+    if (most := max((law.num_micro_batches for law in laws if law), default=1)) == 1:
+        return tree, laws
+    _, others = run(_ROUNDS_OF_OTHER_SIZE, f"pipeline.num_micro_batches={most // 2}")
+    pairs = zip(laws, others, strict=True)
+    return tree, [law and other and with_other_size(law, other) for law, other in pairs]
 
 
 def laws_of(run_dir: Path, num_units: int) -> list[StepLaw | None]:

@@ -8,13 +8,26 @@ import pytest
 import torch
 from step_laws import law_of, stages_of, taking, works_with
 
-from client_app.devices.law_of_rounds import fitted_to_last, updated
+from client_app.devices.law_of_rounds import (
+    fitted_to_last,
+    launch_times,
+    updated,
+    with_other_size,
+)
 from client_app.devices.measured_law import held_stages, known_profile, measured_law
 from client_app.devices.plan_news import without_devices
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host
 from collapipe.state import AffineLaw, DeviceProfile, Link, SharingLaw
-from collapipe.step_law import MOST_SLOWNESS, DeviceTimes, HeldStage, MeasuredPlan, StepLaw
+from collapipe.step_law import (
+    MOST_SLOWNESS,
+    OWN_TIMES,
+    DeviceTimes,
+    HeldStage,
+    LaunchTimes,
+    MeasuredPlan,
+    StepLaw,
+)
 from optim.jobs import Key
 from optim.step import play, step_s, works_of
 from pipeline.devices.control_unit.measurements import Clock, Measurements
@@ -531,3 +544,51 @@ def test_a_device_with_all_shares_of_a_stage_counts_as_a_single_device() -> None
     ):
         assert each is not None
         assert held_stages(ClusterPlan(0, (each,), 1, "gpipe")) == (expected,)
+
+
+def with_launch(m: int) -> StepLaw:
+    """Return a law of m micro-batches whose parts of the control unit take a + b/m."""
+    law = real_law(64, True)
+    launch = LaunchTimes(
+        embedding_forward_s=0.001, submit_s=0.0005, send_s=0.004, head_s=0.02, head_pace_s=0.01
+    )
+    return replace(law, launch=launch).with_micro_batches(m)
+
+
+def test_launch_times_follow_from_two_numbers_of_micro_batches() -> None:
+    """Then times of a third number are right; one number alone cannot tell them apart."""
+    few, many, third = map(with_launch, (2, 4, 8))
+    for before, now in ((few, many), (many, few)):
+        unknown = [replace(each, launch=LaunchTimes()) for each in (before, now)]
+        law = updated(*unknown, planned_s=1.0, step_s=1.0)
+        assert astuple(law.launch) == pytest.approx(astuple(third.launch), abs=1e-12)
+        assert law.with_micro_batches(8).head_s == pytest.approx(third.head_s)
+        same = updated(law, replace(now, launch=LaunchTimes()), planned_s=1.0, step_s=1.0)
+        assert same.launch == law.launch
+    alone = updated(few, replace(few, launch=LaunchTimes()), planned_s=1.0, step_s=1.0)
+    assert alone.launch == few.launch
+
+
+def test_noise_makes_no_impossible_launch_times() -> None:
+    """A smaller micro-batch may seem to take longer, or a larger one more than in proportion."""
+    law, other = real_law(64, True), replace(real_law(64, True), num_micro_batches=2)
+    for factor, share in ((0.2, 1.0), (5.0, 0.0)):
+        slow = replace(other, **{name: factor * getattr(other, name) for name in OWN_TIMES})
+        found = launch_times(slow, law)
+        expected = [share * getattr(law, name) for name in OWN_TIMES]
+        assert astuple(found) == pytest.approx(expected)
+    none = replace(other, head_pace_s=0.0)  # it never had a queue
+    assert launch_times(none, law).head_pace_s == launch_times(law, none).head_pace_s == 0.0
+    close = replace(real_law(64, True), num_micro_batches=3)
+    assert launch_times(close, law) == LaunchTimes()
+
+
+def test_a_trial_with_another_number_of_micro_batches_adds_its_plan() -> None:
+    stages = stages_of({"a": 6})
+    few, many = (
+        replace(with_launch(m), measured=(MeasuredPlan(stages, m, 1.0, "gpipe"),)) for m in (2, 4)
+    )
+    law = with_other_size(replace(many, launch=LaunchTimes()), few)
+    assert astuple(law.launch) == pytest.approx(astuple(many.launch))
+    assert law.num_micro_batches == 4
+    assert law.measured == (*many.measured, *few.measured)

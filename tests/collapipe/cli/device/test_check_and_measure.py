@@ -124,7 +124,9 @@ def test_devices_are_checked_measured_planned_and_trained_on(
         (step,) = json.loads(step_file(file).read_text())["steps"]
         first, *_ = read_requests(read_run(tmp_path / "run"))
         assert first.clusters[0].step == TypeAdapter(StepLaw).validate_python(step)
-        spread = first.clusters[0].step.spread
+        law = first.clusters[0].step
+        other, spread = law.num_micro_batches // 2, law.spread
+        assert other in {each.num_micro_batches for each in law.measured}
         (line, *_) = rounds_of(tmp_path / "run")
         assert line["cost"]["clusters"][0]["spread"] == spread
         status, _, err = command("plan", file)
