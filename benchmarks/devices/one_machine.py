@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.devices.predictions import Setting, daemons_of, run_lines
+from benchmarks.devices.predictions import Setting, daemons_of, measuring_s, run_lines
 from benchmarks.devices.sides import save
 from benchmarks.machine import record
 
@@ -24,6 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--options", nargs="*", default=[])
+    parser.add_argument("--measured", action="store_true", help="Measure the inventory before.")
     parser.add_argument("--load", default="unknown", help="Other work of this machine.")
 
 
@@ -32,6 +33,8 @@ def main(arguments: Namespace) -> None:
     own = "federation.num_units=1", f"federation.rounds={arguments.rounds}", *_SHORT
     with tempfile.TemporaryDirectory() as folder, daemons_of(setting, Path(folder)) as inventory:
         on_them = "cluster=devices", f"cluster.file={inventory}"
+        if arguments.measured:
+            measuring_s(inventory, (own[0], "pipeline.threads=1", *arguments.options))
         sides: dict[str, tuple[str, ...]] = {
             f"{arguments.devices} daemons": (*on_them, "pipeline.threads=1"),
             _INLINE: (),
