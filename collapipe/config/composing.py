@@ -29,7 +29,7 @@ OWN = Path("conf")  # a user's files, in the current folder
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 _OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")  # Hydra's other options would have no effect
 PATHS = (  # options that name a file or folder of this machine
-    "data.root",
+    *("data.root", "task.root"),
     *(f"data.{split}_file" for split in ("train", "validation", "test")),
     *("task.chat_template", "adapter.path", "cluster.file", "channel.file"),
 )
@@ -45,7 +45,7 @@ def compose(overrides: Sequence[str]) -> Resolved:
     tree = composed(overrides)
     options = options_of(tree)
     check_values("", options)
-    for name in (*PATHS, *FOLDERS_OR_NAMES, "task.root", "runtime.federation"):
+    for name in (*PATHS, *FOLDERS_OR_NAMES, "runtime.federation"):
         section, _, option = name.partition(".")
         if isinstance(given := value_at(options, name), str):
             options[section][option] = in_home(given)

@@ -11,6 +11,7 @@ from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
 from collapipe.cli import run
 from collapipe.config import Settings, load_overrides
+from collapipe.config.resolved import value_at
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError, DataError
 from collapipe.runs.rows import load_held_out, load_server_rows
@@ -206,3 +207,15 @@ def test_a_relative_data_folder_is_made_absolute(
     options = ["task=classification", "model=huggingface", "model.family=bert", "data.name=./mine"]
     run.run_job([*options, f"hydra.run.dir={here / 'run'}"])
     assert [each.data.name for each in started] == [str(folder.resolve())]
+
+
+@pytest.mark.parametrize("option", ["data.root", "task.root"])
+def test_a_relative_root_is_made_absolute(
+    here: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    started = list[Settings]()
+    monkeypatch.setattr(run, "start", started.append)
+    (folder := (here / "mine").resolve()).mkdir()
+    options = ["task=classification", "model=huggingface", "model.family=bert", f"{option}=mine"]
+    run.run_job([*options, f"hydra.run.dir={here / 'run'}"])
+    assert [value_at(each.tree, "task.root") for each in started] == [str(folder)]
