@@ -9,6 +9,7 @@ from client_app.devices.law_of_rounds import with_other_size
 from collapipe.cli.run import run_job
 from collapipe.config.overrides import merged, setting
 from collapipe.devices.kept_law import unpack_law
+from collapipe.errors import CollaPipeError, printable
 from collapipe.process.folders import TemporaryFolder
 from collapipe.runs.reading import read_run
 from collapipe.state import AffineLaw
@@ -40,9 +41,9 @@ def steps_of(step_s: float) -> int:
 def measured_steps(
     file: Path, num_clusters: int, overrides: Sequence[str], local_steps: int
 ) -> tuple[Mapping[str, object], list[StepLaw | None]]:
-    """Train a few rounds with the options ``overrides``, and then with fewer micro-batches. Return
-    the options of the first run, and the measured law of each cluster's step. Raises
-    ``CollaPipeError`` if a run fails."""
+    """Train a few rounds with the options ``overrides``, and then with fewer micro-batches, which
+    may be impossible. Return the options of the first run, and the measured law of each cluster's
+    step. Raises ``CollaPipeError`` if the first run fails."""
     units = [f"federation.num_units={num_clusters}"]
 
     def run(rounds: int, *more: str) -> tuple[Mapping[str, object], list[StepLaw | None]]:
@@ -60,9 +61,14 @@ def measured_steps(
     tree, laws = run(_ROUNDS)
     if (most := max((law.num_micro_batches for law in laws if law), default=1)) == 1:
         return tree, laws
-    _, others = run(_ROUNDS_OF_OTHER_SIZE, f"pipeline.num_micro_batches={most // 2}")
+    fewer = f"pipeline.num_micro_batches={most // 2}"
+    try:
+        _, others = run(_ROUNDS_OF_OTHER_SIZE, fewer)
+    except CollaPipeError as error:  # such as too little memory
+        print(f"not measured with {fewer}: {printable(str(error))}", file=sys.stderr)
+        return tree, laws
     pairs = zip(laws, others, strict=True)
-    return tree, [law and other and with_other_size(law, other) for law, other in pairs]
+    return tree, [with_other_size(law, other) if law and other else law for law, other in pairs]
 
 
 def laws_of(run_dir: Path, num_units: int) -> list[StepLaw | None]:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from full_disk import full_disk
+from step_laws import law_of
 
 from collapipe.cli.device import measure, trial_run
 from collapipe.cli.device.hop_times import Trip
@@ -18,7 +19,7 @@ from collapipe.cli.device.law_table import Measured
 from collapipe.cli.device.measure import Measuring
 from collapipe.cli.device.survey import Hop, SurveyedDevice
 from collapipe.cli.device.trial_round import Trial
-from collapipe.errors import ConfigError, LinkError
+from collapipe.errors import ConfigError, InfeasibleRoundError, LinkError
 from collapipe.inventory.file import read_inventory
 from collapipe.inventory.measured_step import step_file
 from collapipe.inventory.schema import InventorySection
@@ -254,3 +255,24 @@ def test_rounds_of_a_trial_run_are_shorter_if_a_step_takes_long() -> None:
     assert trial_run.least_step_s(48, [law]) == 24.0
     assert trial_run.least_step_s(48, [law, law]) == 12.0
     assert [trial_run.steps_of(each) for each in (0.001, 1.5, 3.75, 12.0, 24.0)] == [8, 8, 3, 2, 2]
+
+
+def test_a_trial_with_fewer_micro_batches_may_be_impossible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Larger micro-batches need more memory. The measured law of the first run is kept."""
+    law, ran = law_of(["a"], m=4), list[str]()
+
+    def run_job(options: Sequence[str]) -> Path:
+        ran.append(next(each for each in reversed(options) if "num_micro_batches" in each))
+        if ran[-1].endswith("=2"):
+            raise InfeasibleRoundError("no memory")
+        return tmp_path
+
+    monkeypatch.setattr(trial_run, "run_job", run_job)
+    monkeypatch.setattr(trial_run, "read_run", lambda _: SimpleNamespace(tree={}))
+    monkeypatch.setattr(trial_run, "laws_of", lambda *_: [law])
+    options = ["pipeline.num_micro_batches=8"]
+    assert trial_run.measured_steps(tmp_path / "a.yaml", 1, options, 2) == ({}, [law])
+    assert ran == ["pipeline.num_micro_batches=8", "pipeline.num_micro_batches=2"]
+    assert "pipeline.num_micro_batches=2: no memory" in capsys.readouterr().err
