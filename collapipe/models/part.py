@@ -100,12 +100,14 @@ class Optimizer:
         )
 
     def _sgd(self, weights: Mapping[str, Tensor], rate: float) -> None:
-        own, keys = self._settings, [f"{name}/momentum_buffer" for name in weights]
-        buffers = [self._state.get(key) for key in keys] if own.momentum else []
+        own, state = self._settings, self._state
+        keys = [f"{name}/momentum_buffer" for name in weights] if own.momentum else []
+        for key, weight in zip(keys, weights.values(), strict=False):
+            state.setdefault(key, torch.zeros_like(weight))
         sgd(
             [*weights.values()],
             self.gradients(),
-            buffers,
+            [state[key] for key in keys],
             fused=True,
             weight_decay=own.weight_decay,
             momentum=own.momentum,
@@ -114,8 +116,6 @@ class Optimizer:
             nesterov=False,
             maximize=False,
         )
-        found = zip(keys, buffers, strict=False)  # empty without momentum
-        self._state |= {key: each for key, each in found if each is not None}
 
 
 def moments(settings: OptimizerSettings) -> tuple[str, ...]:

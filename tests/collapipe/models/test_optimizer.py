@@ -72,6 +72,25 @@ def test_steps_and_state_equal_those_of_torch(settings: OptimizerSettings) -> No
 
 
 @each_kind
+def test_a_weight_may_get_its_first_gradient_after_others_stepped(
+    settings: OptimizerSettings,
+) -> None:
+    """It then steps as if it were alone."""
+    (module,) = modules(1)
+    late, alone = module.get_parameter("c.weight"), nn.ParameterDict({"c": torch.ones(1, 1)})
+    alone["c"].data = late.detach().clone()
+    optimizer, oracle = Optimizer(settings, module), Optimizer(settings, alone)
+    forward(module, 0)
+    optimizer.step(0.1)
+    for step in (1, 2):
+        forward(module, step)
+        late.grad, alone["c"].grad = torch.full((1, 1), 0.5), torch.full((1, 1), 0.5)
+        optimizer.step(0.1)
+        oracle.step(0.1)
+    assert torch.equal(late, alone["c"])
+
+
+@each_kind
 def test_state_like_predicts_names_shapes_and_types_of_the_state(
     settings: OptimizerSettings,
 ) -> None:
