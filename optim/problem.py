@@ -75,10 +75,15 @@ class ClusterProblem:
 
         The last stage has place 1.
         """
-        if not self.in_flight:
-            return 1.0
-        rows, last = math.ceil(self.batch_size / num_micro_batches), len(self.in_flight)
-        return min(1.0, self.in_flight[min(place or last, last) - 1] * rows / self.batch_size)
+        rows = math.ceil(self.batch_size / num_micro_batches)
+        count = self.num_in_flight(num_micro_batches, place)
+        return min(1.0, count * rows / self.batch_size)
+
+    def num_in_flight(self, num_micro_batches: int, place: int | None = None) -> int:
+        """Return of how many micro-batches a device keeps tensors at the same time."""
+        last = len(self.in_flight)
+        count = self.in_flight[min(place or last, last) - 1] if last else num_micro_batches
+        return min(count, num_micro_batches)
 
     def only(self, used: Sequence[int]) -> "ClusterProblem":
         """Return the problem with these devices, and no others."""

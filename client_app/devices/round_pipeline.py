@@ -1,5 +1,6 @@
 """A round's pipeline of a control unit's real devices."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -77,7 +78,8 @@ class DevicePipeline:
         self._devices = {each.name: each for each in devices.known(described)}
         self._samples = samples = settings.batch_size / request.plan.num_micro_batches
         self._described, self._all = described, devices
-        self._enough = block_cost(settings).segment_needs(1, samples)  # bytes for one block
+        rows = math.ceil(samples)
+        self._enough = block_cost(settings).segment_needs(1, rows)  # bytes for one block
         self._embedding, self._timer = embedding, PhaseTimer()
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
@@ -85,9 +87,12 @@ class DevicePipeline:
             forms, starting_with(start.weights, start.state), start.fixed
         )
 
-        def needed(blocks: int, kept: float, part: float, gradients: int, recompute: bool) -> float:
-            cost = block_cost(settings, recompute)
-            return cost.segment_needs(blocks, samples, kept, part, gradients)
+        def needed(
+            blocks: int, in_flight: int, part: float, gradients: int, recompute: bool
+        ) -> float:
+            cost, kept = block_cost(settings, recompute), in_flight * part * rows
+            kept = min(1.0, kept / settings.batch_size)
+            return cost.segment_needs(blocks, rows, kept, part, gradients)
 
         cluster = Cluster(
             devices=devices.roster,

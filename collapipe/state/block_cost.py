@@ -28,10 +28,10 @@ class BlockCost:
     ) -> float:
         """Return the bytes of a segment (C7) on a device that has ``part`` of its rows.
 
-        A micro-batch has ``samples`` samples. Tensors of ``kept`` of the device's rows of a batch
-        are kept at the same time. ``gradients`` counts blocks' gradients beyond one set.
+        A micro-batch has ``samples`` samples. The device keeps tensors of ``kept`` of a batch's
+        samples at the same time. ``gradients`` counts blocks' gradients beyond one set.
         """
-        others = 1 - part * kept
+        others = 1 - kept
         each = self.block_bytes + self.sample_bytes * samples * part
         needed = self.segment_bytes - others * self.batch_segment_bytes
         needed += blocks * (each - others * self.batch_block_bytes)

@@ -50,8 +50,8 @@ def row_caps(
         left = limit - (memory.segment_bytes - memory.batch_segment_bytes)
         left_in_all = left - blocks * (memory.block_bytes - memory.batch_block_bytes)
         of_batch = memory.batch_segment_bytes + blocks * memory.batch_block_bytes
-        kept = np.array([problem.kept(int(each)) for each in m[:, 0]])[:, None]
-        each = kept * of_batch / rows + blocks * memory.sample_bytes
+        count = np.array([problem.num_in_flight(int(each)) for each in m[:, 0]])[:, None]
+        each = count * of_batch / problem.batch_size + blocks * memory.sample_bytes
         sets = (members - 1) * memory.trained_bytes  # as ``received_gradients`` counts them
         led_all = fitting(left_in_all - sets * blocks, each)
         led_part = fitting(left_in_all, each + sets * (blocks + members - 1) / rows)

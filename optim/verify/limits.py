@@ -47,7 +47,8 @@ def possible_rows(problem: ClusterProblem, device: DeviceProfile, m: int, member
     within = _within_energy(device, blocks, rows, m, _UP_TO_ROUNDING, members)
     if law.max_blocks is not None:
         within &= blocks <= law.max_blocks
-    budgets, kept = _budgets(device, law.memory), problem.kept(m, place=1) * rows / most
+    kept = np.minimum(1.0, problem.num_in_flight(m, place=1) * rows / problem.batch_size)
+    budgets = _budgets(device, law.memory)
     # of how many blocks it receives gradients: see ``received_gradients``
     led = (members - 1) * np.minimum(blocks, (blocks + members - 1) * rows / most)
     needed = (needed_bytes(b, blocks, rows, kept) + led * b.trained_bytes for b in budgets)

@@ -55,10 +55,10 @@ class Cluster:
     hung_s: Callable[[ClusterPlan], float]  # after this time in one action a device counts as hung
     # tensors between devices go through the control unit, so that devices do not dial each other
     relay: bool = False
-    # Planned bytes for a number of blocks, the part of the micro-batches that are kept at the same
+    # Planned bytes for a number of blocks, the number of micro-batches that are kept at the same
     # time, a part of each micro-batch's rows, the number of blocks' gradients beyond one set, and
     # whether the device recomputes; it refuses more than it offers.
-    needed_bytes: Callable[[int, float, float, int, bool], float] = lambda *_: 0.0
+    needed_bytes: Callable[[int, int, float, int, bool], float] = lambda *_: 0.0
     # seconds until a device that serves another caller is an error; None: lost after ``hung_s``
     busy_s: float | None = None
 

@@ -34,7 +34,7 @@ def describe_segment(
         session=sessions[device],
         memory_bytes=cluster.needed_bytes(
             segment.span.blocks,
-            kept / m,
+            kept,
             parts[member] / sum(parts),
             segment.extra_gradients(device),
             recompute,

@@ -136,16 +136,17 @@ def fits_alone(
         return False
     size, own = problem.batch_size / m, device.memory
     if own is not None:
-        unused = 1 - _under_way(problem, m, place)
+        unused = 1 - _under_way(problem, m, place, math.ceil(size))
         each = own.block_bytes - own.batch_block_bytes * unused + own.sample_bytes * math.ceil(size)
         if own.segment_bytes - own.batch_segment_bytes * unused + blocks * each > own.limit_bytes:
             return False
     return _affords(device, blocks, size, m)
 
 
-def _under_way(problem: ClusterProblem, m: int, place: int) -> float:
-    """Return the part of a batch's rows whose tensors a device keeps at this place from the end."""
-    rows, counts = math.ceil(problem.batch_size / m), problem.in_flight
+def _under_way(problem: ClusterProblem, m: int, place: int, rows: int) -> float:
+    """Return the part of a batch's rows whose tensors a device with ``rows`` of each micro-batch
+    keeps at this place from the end."""
+    counts = problem.in_flight
     count = min(m, counts[min(place, len(counts)) - 1]) if counts else m
     return min(1.0, count * rows / problem.batch_size)
 
@@ -164,7 +165,7 @@ def fits(
     if law.max_blocks is not None and blocks > law.max_blocks:
         return False
     if (own := law.memory) is not None:
-        part = _under_way(problem, m, place) * rows / math.ceil(problem.batch_size / m)
+        part = _under_way(problem, m, place, rows)
         each = own.block_bytes - own.batch_block_bytes * (1 - part) + own.sample_bytes * rows
         segment = own.segment_bytes - own.batch_segment_bytes * (1 - part)
         led = min(blocks, (blocks + members - 1) * rows / math.ceil(problem.batch_size / m))

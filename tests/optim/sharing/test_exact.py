@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations, pairwise, product
+from itertools import accumulate, combinations, pairwise, product
 
 import numpy as np
 import pytest
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
+from collapipe.row_shares import row_ends
 from collapipe.state import (
     AffineLaw,
     DeviceProfile,
@@ -46,10 +47,12 @@ from optim.sharing.law import (
 from optim.sharing.modes import fits as fits_at
 from optim.sharing.modes import relaxed
 from optim.sharing.states import kinds_of, num_pairs, ordered_states, states_of
+from optim.step import in_flight
 from optim.timeline import timeline
 from optim.verified import solve_verified
 from optim.verify import verify_cluster
 from optim.verify.cluster import check_plan
+from pipeline import schedule
 from tests.optim.sharing.instances import drawn, linked, lopsided, slow_to_start, tight, timeless
 from tests.optim.sharing.oracle import fastest_at, fastest_s, fits, shares, times
 from tests.optim.uplink_times import sampled_times, solved
@@ -281,6 +284,28 @@ def test_row_caps_are_the_most_rows_that_fit() -> None:
                     assert cap == max(fitting, default=0), (seed, device.name)
                     bound += len(fitting) < len(rows)
     assert bound > 100
+
+
+@pytest.mark.parametrize("name", schedule.SCHEDULES)
+def test_a_device_keeps_at_most_as_many_rows_as_its_memory_was_counted_for(name: str) -> None:
+    """A row takes a byte. Of smaller micro-batches a device may have more than its part."""
+    law, filled = AffineLaw(1.0, 0.0, 0.0, 0.0), 0
+    for b, limit in product((5, 8, 11), range(1, 11)):
+        memory = MemoryBudget(limit, 0.0, b, 0.0, batch_block_bytes=b)
+        device = DeviceProfile("a", law, sharing=SharingLaw(0.0, memory=memory))
+        problem = ClusterProblem((device,), 1, b, b, "overlap", in_flight=in_flight(name, 1))
+        for m, own in enumerate(row_caps(problem, device)[0, :, 0].tolist(), start=1):
+            sizes = [len(each) for each in np.array_split(np.arange(b), m)]
+            for planned in ((own, sizes[0] - own), (sizes[0] - own, own)):
+                ends = [(0, *row_ends(planned, size)) for size in sizes]
+                first = planned[0] != own
+                rows = [each[first + 1] - each[first] for each in ends]
+                actions = schedule.build(name, 1, m)[0]
+                signs = (rows[e.micro_batch] * (1 if e.kind == "F" else -1) for e in actions)
+                most = max(accumulate(signs))
+                assert most <= limit, (b, m, planned)
+                filled += most == limit
+    assert filled > 20
 
 
 def test_a_device_without_a_law_of_sharing_keeps_its_limit_of_blocks() -> None:

@@ -27,7 +27,7 @@ def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
     rows."""
     requests, modes, described = [], [], []
 
-    def needed(blocks: int, kept: float, part: float, gradients: int, recompute: bool) -> float:
+    def needed(blocks: int, kept: int, part: float, gradients: int, recompute: bool) -> float:
         requests.append((blocks, kept, part, gradients))
         modes.append(recompute)
         return 0.0
@@ -57,10 +57,10 @@ def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
                 secrets = dict.fromkeys(names, "s")
                 segment = describe_segment(name, each, cluster, common, None, secrets)
                 described.append(segment.recompute)
-    assert requests[:3] == [(1, 4 / 8, 1.0, 0), (1, 3 / 8, 1.0, 0), (1, 2 / 8, 1.0, 0)]
-    assert requests[3:6] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 0.75, 2), (2, 2 / 8, 0.25, 0)]
+    assert requests[:3] == [(1, 4, 1.0, 0), (1, 3, 1.0, 0), (1, 2, 1.0, 0)]
+    assert requests[3:6] == [(1, 3, 1.0, 0), (2, 2, 0.75, 2), (2, 2, 0.25, 0)]
     # a set of gradients for each share
-    assert requests[6:8] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 1.0, 2)]
+    assert requests[6:8] == [(1, 3, 1.0, 0), (2, 2, 1.0, 2)]
     assert described == modes == [False] * 8 + [False, False, True] + [False, True]
 
 
