@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from collapipe.state import DeviceProfile
+from collapipe.state import ROUNDING, DeviceProfile
 from optim.latency import block_caps, fitting_micro_batches
 from optim.partition.exact import exact_partition
 from optim.partition.single_point import Cut, answer, single_point, split_latency
@@ -57,7 +57,8 @@ def _shortage(problem: ClusterProblem, device: DeviceProfile, share: float) -> s
         return ""
     spent = device.energy.law.compute(problem.num_blocks, share)
     limit = device.energy.limit_j
-    return f"{device.name} needs {spent:.4g} J of {limit:.4g} J" if spent > limit else ""
+    exceeds = spent > limit * (1 + ROUNDING)
+    return f"{device.name} needs {spent:.4g} J of {limit:.4g} J" if exceeds else ""
 
 
 @single_point("pipeline")

@@ -155,6 +155,9 @@ def test_vanilla_fl_names_the_devices_that_cannot_hold_the_model() -> None:
         answer(vanilla_fl, problem)
     enough = replace(devices[2], energy=replace(budget, limit_j=48.0))
     answer(vanilla_fl, replace(problem, devices=(enough, *devices[:3])))
+    tenths = replace(budget, limit_j=0.3, law=AffineLaw(0.1 / 8, 0.0, 0.0, 0.0))
+    exactly = replace(devices[2], energy=tenths)  # 3 * 0.1 is above 0.3
+    answer(vanilla_fl, replace(problem, num_blocks=3, devices=(exactly, *devices[:3])))
 
 
 def test_pipeline_splits_evenly_with_eight_micro_batches() -> None:
