@@ -146,8 +146,8 @@ def ring_s(laws: Sequence[SharingLaw | None], blocks: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Recomputing:
-    """What differs on a device that keeps only the inputs of its blocks, and computes their forward
-    pass again before backward."""
+    """What differs on a device that keeps only its segment's inputs, and computes its forward pass
+    again before backward."""
 
     times: float  # factor of a block's compute, 1 to 2
     memory: MemoryBudget

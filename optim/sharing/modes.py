@@ -1,5 +1,5 @@
-"""Which devices recompute: keep only the inputs of their blocks, and compute their forward pass
-again before backward.
+"""Which devices recompute: keep only their segment's inputs, and compute its forward pass again
+before backward.
 
 Recomputing takes time, so that a device recomputes only if what it holds does not fit otherwise at
 its place in the pipeline.
