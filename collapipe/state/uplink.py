@@ -116,5 +116,9 @@ class Channel:
     noise_w_per_hz: float
 
     def __post_init__(self) -> None:
-        if not (self.bandwidth_hz and all(0 <= each < math.inf for each in astuple(self))):
-            raise ConfigError(f"{self}: must be finite and not negative, and bandwidth_hz above 0")
+        above_0 = self.bandwidth_hz and (self.interference_w or self.noise_w_per_hz)
+        if not (above_0 and all(0 <= each < math.inf for each in astuple(self))):
+            raise ConfigError(
+                f"{self}: must be finite and not negative, with bandwidth_hz above 0, and with "
+                "interference_w or noise_w_per_hz above 0"
+            )

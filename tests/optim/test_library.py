@@ -254,7 +254,9 @@ def test_a_strategy_may_not_change_the_request_that_verifies_its_plan() -> None:
         plan_round(clusters, CHANNELS, **SIZES, strategy=Answering(change))
 
 
-@pytest.mark.parametrize("figures", [(0, 1, 1), (math.nan, 1, 1), (1, -1, 1), (1, 1, math.inf)])
+@pytest.mark.parametrize(
+    "figures", [(0, 1, 1), (math.nan, 1, 1), (1, -1, 1), (1, 1, math.inf), (1, 0, 0)]
+)
 def test_an_impossible_channel_is_refused(figures: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="bandwidth_hz above 0"):
         Channel(*figures)
