@@ -103,7 +103,8 @@ class Optimizer:
         own, state = self._settings, self._state
         keys = [f"{name}/momentum_buffer" for name in weights] if own.momentum else []
         for key, weight in zip(keys, weights.values(), strict=False):
-            state.setdefault(key, torch.zeros_like(weight))
+            if key not in state:
+                state[key] = torch.zeros_like(weight)
         sgd(
             [*weights.values()],
             self.gradients(),
