@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from rich.console import Console
 
 from collapipe.config import Settings
+from collapipe.config.idle import unused_options
 from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
 from collapipe.errors import BudgetSpentError, RoundFailedError
@@ -123,6 +124,8 @@ def _placed(grid: Grid, folder: RunFolder) -> Iterator[Places]:
 
 
 def _warn(settings: Settings) -> None:
+    for line in unused_options(settings):
+        _log.warning("%s", line)
     whole, _ = without_cut(settings.model, {})
     if getattr(whole, "untied", dict)():  # models of transformers without adapters have it
         _log.warning(

@@ -1,6 +1,7 @@
 """Options that were set and have no effect with the other options.
 
-Options that a framework does not use are not refused: sweeps over frameworks set them for all.
+Options that a framework does not use only cause a warning: sweeps over frameworks set them for
+all.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,26 @@ from collapipe.config.settings import Settings
 from collapipe.config.trust import PLUGINS
 from collapipe.sections import LoraSettings
 
+_OF_SEGMENTS = tuple(
+    f"pipeline.{name}" for name in ("num_segments", "num_micro_batches", "schedule", "recompute")
+)
+_OF_LINK = (
+    *("link", "channel.activation_bits", "channel.head_s", "channel.downlink_rate_bps"),
+    "compression.activation",
+)
+_OF_TRAINING = (
+    *("server_optimizer", "federation.eval_every", "federation.weighting", "federation.max_share"),
+    *("federation.max_update_norm", "federation.channel_noise", "link"),
+)
+_OF_DEVICES = "pipeline.relay", "pipeline.keep_shares", "pipeline.replicate_every"
+_OF_ENVIRONMENT = {  # option → others that have no effect while it is 0
+    "speed_deviation": ("speed_correlation",),
+    "leave_probability": ("return_probability",),
+    "mobility.speed_m_per_s": tuple(
+        f"mobility.{name}"
+        for name in ["correlation", "round_s", "radius_m", "least_distance_m", "path_loss_exponent"]
+    ),
+}
 _OF_TOKENIZER = {
     *("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"),
     *("decoder_start_token_id", "decoder_vocab_size"),
@@ -30,6 +51,36 @@ def idle_options(settings: Settings) -> Iterator[str]:
     given = settings.tree["model"].get("config") or {}
     for name in sorted(_OF_TOKENIZER & given.keys()):
         yield f"model.config.{name}={given[name]}: the run's tokeniser decides it; leave it out"
+
+
+def unused_options(settings: Settings) -> Iterator[str]:
+    """Yield a warning for each choice that makes no use of some of the options that were given."""
+    given = [each.lstrip("+").partition("=")[0] for each in settings.overrides]
+    for choice, unused in _not_used(settings):
+        names = [name for name in given if f"{name}.".startswith(tuple(f"{u}." for u in unused))]
+        if names:
+            yield f"{', '.join(names)}: no effect with {choice}"
+
+
+def _not_used(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield choices and the options, or whole sections, of which they make no use."""
+    framework = settings.framework
+    name = f"framework={framework.name}"
+    if framework.unsplit:
+        yield name, (*_OF_SEGMENTS, *_OF_LINK, "decoder", "compression.gradient")
+    elif not settings.server_has_heads:
+        yield f"decoder.mode={settings.decoder.mode}", _OF_LINK
+    if framework.partition is not None:
+        yield name, ("strategy.partition",)
+    if not framework.train:
+        yield "framework.train=false", _OF_TRAINING
+    elif not framework.aggregate:
+        yield name, ("server_optimizer",)
+    if not hasattr(settings.build("cluster"), "roster"):
+        yield "simulated devices", _OF_DEVICES
+    for cause, unused in _OF_ENVIRONMENT.items():
+        if value_at(settings.tree, f"environment.{cause}") == 0:
+            yield f"environment.{cause}=0", tuple(f"environment.{each}" for each in unused)
 
 
 def _of_optimizers(settings: Settings) -> Iterator[tuple[str, Any, str]]:

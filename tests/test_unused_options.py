@@ -1,0 +1,71 @@
+"""A run names the options that were given and have no effect; they change nothing in it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federated import TINY, play, settings_of
+from run_files import rounds_of
+
+from collapipe.config.idle import unused_options
+
+FRAMEWORK = "framework=vanilla_fl"
+UNUSED = {  # a choice → options without effect
+    FRAMEWORK: [
+        *("pipeline.num_segments=1", "pipeline.num_micro_batches=3", "pipeline.schedule=gpipe"),
+        *("pipeline.recompute=true", "decoder.mode=shared", "compression.activation=int8"),
+        *("compression.gradient=int4", "link.reconnect_s=3", "channel.activation_bits=1e6"),
+        *("channel.head_s=1", "channel.downlink_rate_bps=1e6"),
+    ],
+    "framework=titanic strategy=all": ["strategy.partition=pipeline"],
+    "framework=pipeline": ["server_optimizer=fedadam", "server_optimizer.eps=0.1"],
+    "framework.train=false": [
+        *("federation.eval_every=1", "federation.weighting=uniform", "federation.max_share=1"),
+        *("federation.max_update_norm=null", "federation.channel_noise=1", "server_optimizer=sgd"),
+        "link.reconnect_s=3",
+    ],
+    "decoder.mode=control_unit": [
+        *("link.frame_timeout_s=9", "channel.head_s=1", "channel.downlink_rate_bps=1e6"),
+        *("compression.activation=int8", "channel.activation_bits=1e6"),
+    ],
+    "cluster=edge": [
+        *("pipeline.relay=true", "pipeline.keep_shares=false", "pipeline.replicate_every=3"),
+        *("environment.speed_correlation=0.5", "environment.return_probability=0.5"),
+        *("environment.mobility.round_s=9", "environment.mobility.radius_m=99"),
+    ],
+}
+
+
+def changing(folder: Path) -> list[dict[str, Any]]:
+    """Return a run's figures without measured times and schedules, which may have no effect."""
+    lines = rounds_of(folder)
+    for line in lines:
+        line["seconds"] = line["wall_s"] = line["plan"]["certificate"] = None
+        for cluster in line["plan"]["clusters"]:
+            cluster["schedule"] = None
+    return lines
+
+
+@pytest.mark.parametrize("choice", UNUSED)
+def test_unused_options_are_named_and_change_nothing(choice: str, tmp_path: Path) -> None:
+    common = [*choice.split(), "federation.rounds=1"]
+    given = [each.partition("=")[0] for each in UNUSED[choice]]
+    warnings = list(unused_options(settings_of(tmp_path, [*common, *UNUSED[choice]])))
+    named = [name for line in warnings for name in line.partition(":")[0].split(", ")]
+    assert {*given} <= {*named}
+    assert not {*named} - {*given, *(each.partition("=")[0] for each in TINY)}
+    play(tmp_path / "without", *common)
+    play(tmp_path / "with", *common, *UNUSED[choice])
+    assert changing(tmp_path / "with") == changing(tmp_path / "without")
+
+
+def test_options_that_are_used_or_defaults_are_not_named(tmp_path: Path) -> None:
+    assert not list(unused_options(settings_of(tmp_path, ["environment=mobile"])))
+
+
+def test_a_run_warns_of_unused_options(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    play(tmp_path, FRAMEWORK, "framework.train=false", "pipeline.num_segments=2")
+    (warning,) = [each for each in caplog.messages if "pipeline.num_segments" in each]
+    assert warning == (
+        "pipeline.num_micro_batches, pipeline.num_segments: no effect with framework=vanilla_fl"
+    )
