@@ -13,7 +13,6 @@ import torch
 
 from client_app.payloads import HeadChoice, payloads
 from collapipe.config import Settings
-from collapipe.config.settings import check_members
 from collapipe.data.shards import batch_rows
 from collapipe.devices.presets import ClusterPreset
 from collapipe.errors import ConfigError
@@ -25,6 +24,7 @@ from collapipe.state import BlockCost, ClusterState, DeviceProfile, Uplink
 from collapipe.tasks.task import Examples
 from collapipe.tensors import Batch
 from collapipe.text.vocabulary import Vocabulary
+from collapipe.validation import returned
 from collapipe.wire import frames
 from collapipe.wire.compression.codec import FLOAT32, layout, sent_share
 from pipeline.micro_batch import split
@@ -124,7 +124,6 @@ def cluster_state(
 ) -> ClusterState:
     """Draw the cluster's devices and uplink, which depend only on the run's seed and the unit."""
     cluster: ClusterPreset = settings.build("cluster")
-    check_members("cluster", cluster, ClusterPreset)
     devices = described(settings, cluster, unit)
     uplink = _uplink(settings, unit, examples, vocabulary)
     if settings.units_have_heads and not settings.framework.unsplit:
@@ -139,15 +138,22 @@ def cluster_state(
 def described(settings: Settings, cluster: ClusterPreset, unit: int) -> tuple[DeviceProfile, ...]:
     """Return the unit's devices as the ``cluster`` describes them, with the run's model."""
     cost = block_cost(settings)
-    devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
+    devices = _drawn(settings, cluster, cost, unit)
     twice = 1 + cost.forward_share
     if settings.may_recompute:
         smaller = block_cost(settings, recompute=True)
-        drawn = cluster.draw(smaller, unit, _generator(settings, "cluster", unit))
-        pairs = zip(devices, drawn, strict=True)
+        pairs = zip(devices, _drawn(settings, cluster, smaller, unit), strict=True)
         devices = tuple(each.or_recomputing(twice, other) for each, other in pairs)
     sent = sent_share(settings.model.dim, settings.pipeline.wire_dtype)
     return tuple(each.taking(twice if settings.recomputes else 1.0, sent) for each in devices)
+
+
+def _drawn(
+    settings: Settings, cluster: ClusterPreset, cost: BlockCost, unit: int
+) -> tuple[DeviceProfile, ...]:
+    drawn = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
+    method = f"cluster: {type(cluster).__qualname__}.draw"
+    return tuple(returned(each, DeviceProfile, method) for each in returned(drawn, tuple, method))
 
 
 def block_cost(settings: Settings, recompute: bool = False) -> BlockCost:

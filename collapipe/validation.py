@@ -57,8 +57,10 @@ def typed(option: str, kind: type[T], values: object) -> T:
     known = _types(cast(Hashable, kind))
     for name in values:
         if name not in known:
-            has = f"; {kind.__name__} has {', '.join(known) or 'no options'}"
-            raise ConfigError(f"unknown option {option}.{name}{nearest(str(name), known)}{has}")
+            near = nearest(str(name), known)
+            has = f"{kind.__name__} has {', '.join(known) or 'no options'}"
+            way = f"remove it (~{option}.{name})"
+            raise ConfigError(f"unknown option {option}.{name}{near}; {has}; {way}")
     for field in fields(cast(Any, kind)):
         required = field.init and field.default is field.default_factory is MISSING
         if required and field.name not in values:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from federated import run
 
-from collapipe.config import load_overrides
+from collapipe.config import load_overrides, own_overrides
 from collapipe.errors import CollaPipeError, ConfigError
 
 # A task with exactly the members that docs/how-to/extend.md and the protocol require.
@@ -109,14 +109,47 @@ def test_a_task_with_only_the_members_of_the_protocol_trains(own: Path) -> None:
     run(own / "run", "task._target_=reverse_whole.Reverse")
 
 
-def test_a_cluster_without_a_member_is_refused_in_a_line_that_names_it(own: Path) -> None:
-    source = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Boxes:\n"
-    source += "    num_devices: int\n\n    def draw(self, cost, unit, rng):\n        return ()\n"
-    (own / "own_boxes.py").write_text(source)
-    options = "cluster._target_=own_boxes.Boxes", "~cluster.block_s", "~cluster.hop_s"
-    fault = r"cluster\._target_=own_boxes\.Boxes: lacks control_unit; "
-    with pytest.raises(CollaPipeError, match=fault):
-        run(own / "run", *options, "~cluster.control_unit_block_s")
+@pytest.mark.parametrize(
+    ("group", "fields", "fault"),
+    [
+        ("cluster", ["num_units"], "lacks control_unit, draw, num_devices; "),
+        (
+            "channel",
+            ["interference_constant_w"],
+            "lacks activation_bits, draw_uplink, model_bits; ",
+        ),
+        ("environment", [], "lacks conditions, start, step; "),
+    ],
+)
+def test_a_class_without_members_is_refused_in_a_line_that_names_them(
+    own: Path, monkeypatch: pytest.MonkeyPatch, group: str, fields: list[str], fault: str
+) -> None:
+    monkeypatch.chdir(own)
+    options = "".join(f"    {each}: float\n" for each in fields) or "    pass\n"
+    source = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Empty:\n"
+    (own / f"empty_{group}.py").write_text(source + options)
+    file = own / "conf" / group / "own.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("".join([f"_target_: empty_{group}.Empty\n", *(f"{f}: 1\n" for f in fields)]))
+    with pytest.raises(ConfigError, match=rf"^{group}\._target_=empty_{group}\.Empty: {fault}"):
+        run(own / "run", *own_overrides([f"{group}=own"]))
+
+
+@pytest.mark.parametrize(
+    ("drawn", "kind"), [("[1]", "list"), ("(1,)", "int"), ("None", "NoneType")]
+)
+def test_a_cluster_that_draws_no_devices_is_refused(own: Path, drawn: str, kind: str) -> None:
+    name = f"draws_{kind}"
+    (own / f"{name}.py").write_text(f"""
+from collapipe.devices.presets import SyntheticCluster
+
+
+class Boxes(SyntheticCluster):
+    def draw(self, cost, unit, rng):
+        return {drawn}
+""")
+    with pytest.raises(CollaPipeError, match=rf"cluster: Boxes\.draw returned {kind}, expected "):
+        run(own / "run", f"cluster._target_={name}.Boxes")
 
 
 @pytest.mark.parametrize("member", ["max_labels =", "def possible"])

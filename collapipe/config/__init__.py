@@ -19,6 +19,7 @@ from collapipe.config.contradictions import (
 from collapipe.config.idle import idle_options
 from collapipe.config.resolved import Resolved, parsed
 from collapipe.config.settings import Settings as Settings
+from collapipe.config.settings import check_members
 from collapipe.config.trust import read_saved
 from collapipe.errors import ConfigError, faults_of
 from collapipe.sections import Count, DataSettings, LoraSettings
@@ -70,8 +71,12 @@ def load_text(text: str) -> Settings:
 
     The strategy is not built: only the server needs it, and a unit's machine may lack its class.
     """
+    from collapipe.devices.presets import ChannelPreset, ClusterPreset, Radio  # imports numpy
+
     settings = _settings(parsed(text))
     world = {option: settings.build(option) for option in _WORLD}
+    for option, seam in ("cluster", ClusterPreset), ("channel", Radio), ("channel", ChannelPreset):
+        check_members(option, world[option], seam)
     _check_there(settings.data)
     in_cluster, in_data = faults_in_cluster(settings, world["cluster"]), faults_in_data(settings)
     faults = contradictions(settings), faults_in_length(settings), in_cluster, in_data

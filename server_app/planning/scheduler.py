@@ -94,6 +94,7 @@ class Scheduler:
         self._laws = latency, fading, uplink
         self._advice = Advice(self._planner, latency, self.called)
         self._environment: Environment = settings.build("environment")
+        check_members("environment", self._environment, Environment)
         self._channels: tuple[Channel, ...] = settings.channel.draw(self._generator("channels"))
 
     def begin(self, reported: Sequence[Reported]) -> SchedulerState:

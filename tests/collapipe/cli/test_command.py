@@ -154,7 +154,7 @@ def test_bad_input_is_one_line_and_status_2(
         ),
         (
             ["strategy._target_=optim.baselines.EvenSplit"],
-            "unknown option strategy.solver; EvenSplit has no",
+            "EvenSplit has no options; remove it (~strategy.solver)",
         ),
         (["strategy._target_=turnz.Turns"], "strategy._target_=turnz.Turns: "),
     ],
