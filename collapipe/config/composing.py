@@ -187,6 +187,7 @@ def _folder(tree: DictConfig, option: str) -> str:
 def _of_groups(choices: tuple[str, ...]) -> tuple[bytes, frozenset[str]]:
     """Return the tree with only these group choices, pickled, and the names of all its options."""
     tree = composed_by_hydra(choices)
+    OmegaConf.clear_cache(tree)  # it has the time, and later runs begin later
     return pickle.dumps(tree), known_names(unresolved(tree))
 
 

@@ -25,8 +25,10 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     is taken as text, and ``input_line`` of its override has it in quotes. Raises ``ConfigError``
     for invalid overrides; it shows how to quote a value that could also be a list or a mapping.
     """
-    if isinstance(overrides, str):  # Python code would read each letter as an override
-        raise ConfigError(f"overrides={overrides!r}: must be a list of texts: [{overrides!r}]")
+    # A text would be read letter by letter, and an iterator only once.
+    if not isinstance(overrides, list | tuple) or not all(isinstance(o, str) for o in overrides):
+        shown = [overrides] if isinstance(overrides, str) else ["KEY=VALUE"]
+        raise ConfigError(f"overrides={overrides!r}: must be a list of texts: {shown}")
     parser = OverridesParser.create()
     try:
         try:

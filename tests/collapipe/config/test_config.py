@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,26 @@ def test_a_text_in_place_of_the_list_of_overrides_is_refused() -> None:
         collapipe.train("federation.rounds=3")
     shown = "'federation.rounds=3'"
     assert str(raised.value) == f"overrides={shown}: must be a list of texts: [{shown}]"
+
+
+@pytest.mark.parametrize("given", [iter(["seed=3"]), {"seed": 3}, [3], [Path("seed=3")], None])
+def test_overrides_other_than_a_list_of_texts_are_refused(given: Any) -> None:
+    """An iterator would have no options left when they are composed."""
+    with pytest.raises(ConfigError, match=r"must be a list of texts: \['KEY=VALUE'\]$"):
+        collapipe.train(given)
+
+
+def test_the_folders_of_runs_in_one_process_have_the_times_of_their_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Later":
+            return cls(2099, 1, 1)
+
+    assert not run_dir(composed([])).startswith("outputs/2099-01-01")
+    monkeypatch.setattr("hydra.core.utils.datetime", Later)
+    assert run_dir(composed([])) == "outputs/2099-01-01/00-00-00"
 
 
 def test_a_sweep_has_every_combination_and_hydras_sweep_folder() -> None:
