@@ -101,7 +101,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     for override in parsed:
         known = _check_option(override, known)
     if not all(map(_sets, values)):
-        return composed_by_hydra([str(override.input_line) for override in parsed])
+        return composed_by_hydra([text for each in parsed for text in _for_hydra(each, names)])
     tree: DictConfig = pickle.loads(base)  # noqa: S301, our own bytes
     try:
         for override in values:
@@ -202,6 +202,15 @@ def _sets(override: Override) -> bool:
     of_hydra = "hydra" in text and "${" in text
     plain = override.type is OverrideType.CHANGE and override.package is None
     return plain and not of_hydra
+
+
+def _for_hydra(override: Override, names: AbstractSet[str]) -> list[str]:
+    """Return the override; one that deletes an option first gives it a value, because Hydra takes
+    an option that is null for a missing one."""
+    name, text = override.key_or_group, str(override.input_line)
+    is_value = name in names and not any(each.startswith(f"{name}.") for each in names)
+    deletes = text == f"~{name}" and is_value and name not in GROUPS
+    return [f"{name}=0", text] if deletes else [text]
 
 
 def check_choices(override: Override) -> None:

@@ -56,6 +56,15 @@ def test_groups_in_the_current_folder_are_found_and_options_override_them(
         own_overrides(["strategy=turnd"])
 
 
+def test_an_own_file_may_lack_options_that_are_null_in_the_built_in_one(own: Path) -> None:
+    (own / "conf/channel").mkdir()
+    (own / "conf/channel/mine.yaml").write_text("_target_: radio.Mine\nnum_channels: 2\n")
+    settled = own_overrides(["channel=mine", "strategy=even"])
+    assert "~channel.model_bits" in settled  # null in channel=edge
+    channel = {"_target_": "radio.Mine", "num_channels": 2}
+    assert options_of(composed(settled))["channel"] == channel
+
+
 def test_overrides_do_not_change_without_a_users_files() -> None:
     given = ["seed=3", "strategy=random", "tracking.mlflow='${oc.env:HOME}'"]
     assert own_overrides(given) == given
