@@ -59,7 +59,7 @@ def typed(option: str, kind: type[T], values: object) -> T:
         if name not in known:
             near = nearest(str(name), known)
             has = f"{kind.__name__} has {', '.join(known) or 'no options'}"
-            way = f"remove it (~{option}.{name})"
+            way = f"leave it out; ~{option}.{name} removes a default"
             raise ConfigError(f"unknown option {option}.{name}{near}; {has}; {way}")
     for field in fields(cast(Any, kind)):
         required = field.init and field.default is field.default_factory is MISSING

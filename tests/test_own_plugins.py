@@ -172,6 +172,15 @@ def test_a_model_without_a_member_is_refused_in_a_line_that_names_it(own: Path) 
         load_overrides(["model._target_=few.Model"])
 
 
+def test_a_model_of_no_blocks_is_refused(own: Path) -> None:
+    source = "from collapipe.models.transformer import TransformerSpec\n\n\n"
+    source += "class Blockless(TransformerSpec):\n    def __post_init__(self):\n"
+    source += '        object.__setattr__(self, "num_blocks", 0)\n'
+    (own / "blockless.py").write_text(source)
+    with pytest.raises(ConfigError, match=r"^model\.num_blocks=0: must be at least 1$"):
+        load_overrides(["model._target_=blockless.Blockless"])
+
+
 def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: Path) -> None:
     source = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Idle:\n"
     (own / "idle.py").write_text(f"{source}    pass\n")

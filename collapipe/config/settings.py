@@ -18,7 +18,7 @@ from collapipe import sections
 from collapipe.config.resolved import Resolved, value_at
 from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.plan import UplinkPlan
-from collapipe.validation import typed
+from collapipe.validation import checked, typed
 
 if TYPE_CHECKING:  # importing torch and datasets takes seconds; option errors should be faster
     import torch
@@ -149,6 +149,7 @@ class Settings(Resolved):
 
         model = self.build("model")
         check_members("model", model, ModelSpec)
+        checked("model.num_blocks", sections.Count, model.num_blocks)
         return cut_at(with_adapters(model, self.adapter, self.pipeline.dtype), self.framework.cut)
 
     @functools.cached_property

@@ -154,7 +154,7 @@ def test_bad_input_is_one_line_and_status_2(
         ),
         (
             ["strategy._target_=optim.baselines.EvenSplit"],
-            "EvenSplit has no options; remove it (~strategy.solver)",
+            "unknown option strategy.solver; EvenSplit has no options; leave it out; ~strategy.",
         ),
         (["strategy._target_=turnz.Turns"], "strategy._target_=turnz.Turns: "),
     ],
