@@ -195,14 +195,16 @@ class CollaPipeStrategy:
     def run_round(self, round_: int, store: Store | None = None) -> RoundResult:
         """Plan a round, train on the units, aggregate, and save the units' states to a ``store``.
 
-        Raises ``ConfigError`` if the strategy is not open, and ``BudgetSpentError`` if the round
-        would exceed ``privacy.max_epsilon``. Raises ``InfeasibleRoundError`` if the round has no
-        plan and ``federation.on_infeasible`` is ``stop``. If all units have failed, raises
-        ``NonFiniteLossError`` if their training diverged, ``StorageError`` if they had no disk
-        space for their states, else ``RoundFailedError``. Also raises ``NonFiniteLossError`` if the
-        new model is not finite.
+        Rounds count from 1. Raises ``ConfigError`` if the strategy is not open or ``round_`` is
+        lower, and ``BudgetSpentError`` if the round would exceed ``privacy.max_epsilon``. Raises
+        ``InfeasibleRoundError`` if the round has no plan and ``federation.on_infeasible`` is
+        ``stop``. If all units have failed, raises ``NonFiniteLossError`` if their training
+        diverged, ``StorageError`` if they had no disk space for their states, else
+        ``RoundFailedError``. Also raises ``NonFiniteLossError`` if the new model is not finite.
         """
         self._check_open()
+        if round_ < 1:
+            raise ConfigError(f"round_={round_}: must be at least 1, the first round")
         phases, (before, arrivals) = Phases(), self._with_arrivals(self._state, round_)
         decision = self._scheduler.decide(before, round_)
         phases.end("plan")

@@ -98,6 +98,8 @@ def test_rounds_in_no_open_strategy_are_refused(
     _refused_as_not_open(strategy)
     with strategy.opened(grid):
         assert strategy.state().training.weights
+        with pytest.raises(ConfigError, match=r"^round_=0: must be at least 1, the first round$"):
+            strategy.run_round(0)  # units would wait for steps before the first one
     _refused_as_not_open(strategy)
 
 
