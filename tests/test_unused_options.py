@@ -59,6 +59,11 @@ def test_unused_options_are_named_and_change_nothing(choice: str, tmp_path: Path
     assert changing(tmp_path / "with") == changing(tmp_path / "without")
 
 
+def test_an_added_option_that_no_run_has_is_named(tmp_path: Path) -> None:
+    (warning,) = unused_options(settings_of(tmp_path, ["+rounds=3"]))
+    assert warning == "rounds: no effect, because no run has this option"
+
+
 def test_options_that_are_used_or_defaults_are_not_named(tmp_path: Path) -> None:
     assert not list(unused_options(settings_of(tmp_path, ["environment=mobile"])))
 

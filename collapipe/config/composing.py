@@ -221,7 +221,8 @@ def check_choices(override: Override) -> None:
         given = shlex.quote(str(override.input_line))
         raise ConfigError(f"{given}: several values need -m: collapipe run -m {given}")
     group, value = override.key_or_group, override.value()
-    if group not in GROUPS or not isinstance(value, str | list):
+    deletes = override.is_delete() and value is None
+    if group not in GROUPS or isinstance(value, dict) or deletes:
         return
     for choice in map(str, value if isinstance(value, list) else [value]):
         if not (CONF / group / f"{choice}.yaml").is_file():
@@ -256,7 +257,9 @@ def check_name(name: str, known: AbstractSet[str]) -> None:
         plugins = [each.removesuffix("_target_") for each in known if each.endswith("._target_")]
         own = f"; an option of your own class is added: +{name}=…"
         adding = own if name.startswith(tuple(plugins)) else ""
-        raise ConfigError(f"unknown option {name}{nearest(name, sorted(known))}{adding}")
+        near = nearest(name, sorted(known)) + adding
+        sections = sorted(each for each in known if "." not in each)
+        raise ConfigError(f"unknown option {name}{near or '; known: ' + ', '.join(sections)}")
 
 
 def _choices_with(group: str, option: str) -> list[str]:

@@ -14,6 +14,7 @@ from collapipe.config.settings import Settings
 from collapipe.config.trust import PLUGINS
 from collapipe.sections import LoraSettings
 
+_PLUG_INS = "channel", "cluster", "environment", "model", "strategy", "task"
 _OF_SEGMENTS = tuple(
     f"pipeline.{name}" for name in ("num_segments", "num_micro_batches", "schedule", "recompute")
 )
@@ -54,12 +55,15 @@ def idle_options(settings: Settings) -> Iterator[str]:
 
 
 def unused_options(settings: Settings) -> Iterator[str]:
-    """Yield a warning for each choice that makes no use of some of the options that were given."""
+    """Yield a warning for each choice that makes no use of some of the options that were given, and
+    for options that were added outside all sections."""
     given = [each.lstrip("+").partition("=")[0] for each in settings.overrides]
     for choice, unused in _not_used(settings):
         names = [name for name in given if f"{name}.".startswith(tuple(f"{u}." for u in unused))]
         if names:
             yield f"{', '.join(names)}: no effect with {choice}"
+    if unknown := settings.tree.keys() - {*_PLUG_INS, *(field.name for field in fields(settings))}:
+        yield f"{', '.join(sorted(unknown))}: no effect, because no run has this option"
 
 
 def _not_used(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:

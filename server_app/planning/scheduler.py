@@ -20,6 +20,7 @@ from optim.planned import accepted, planned
 from optim.planner import Planner, RoundRequest
 from optim.problem import LATENCIES, Latency, check_choice
 from optim.round.problem import CHOICES
+from optim.solvers import CLUSTER_SOLVERS
 from server_app.planning.advice import Advice
 from server_app.planning.estimates import RoundObservation, estimate
 from server_app.planning.kept_plans import next_kept
@@ -91,6 +92,8 @@ class Scheduler:
         check_choice("strategy.latency", latency, LATENCIES)
         check_choice("strategy.fading", fading, CHOICES["fading"])
         check_choice("strategy.uplink", uplink, CHOICES["uplink"])
+        if (partition := settings.framework.partition) is not None:
+            check_choice("framework.partition", partition, (*CLUSTER_SOLVERS,))
         self._laws = latency, fading, uplink
         self._advice = Advice(self._planner, latency, self.called)
         self._environment: Environment = settings.build("environment")
