@@ -25,6 +25,8 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> tuple[str, dict[str, 
     of a ``trusted`` package. References are refused, because they could read the environment.
     Raises ``ConfigError`` if the file is invalid.
     """
+    if isinstance(trusted, str):  # Python code would trust packages named by its letters
+        raise ConfigError(f"trusted={trusted!r}: must be a list of texts: [{trusted!r}]")
     text, tree = read_tree(file)
     for token in yaml.scan(text):  # yaml.scan has decoded escapes; a reference could read a secret
         if isinstance(token, yaml.ScalarToken) and "${" in token.value:

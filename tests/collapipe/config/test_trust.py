@@ -44,6 +44,11 @@ def test_classes_that_are_not_known_plug_ins_are_refused(
         check_plugins(compose([f"{option}._target_={target}"]).tree)
 
 
+def test_a_text_in_place_of_the_list_of_trusted_packages_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^trusted='mine': must be a list of texts: \['mine'\]$"):
+        load_saved(tmp_path / "config.yaml", "mine")
+
+
 @pytest.mark.parametrize(
     "option", ["cluster", "channel", "environment", "strategy", "data.partitioner"]
 )
