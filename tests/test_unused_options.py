@@ -65,7 +65,8 @@ def test_an_added_option_that_no_run_has_is_named(tmp_path: Path) -> None:
 
 
 def test_options_that_are_used_or_defaults_are_not_named(tmp_path: Path) -> None:
-    assert not list(unused_options(settings_of(tmp_path, ["environment=mobile"])))
+    options = "environment=mobile", "runtime=deployment", "runtime.federation=x"
+    assert not list(unused_options(settings_of(tmp_path, [*options, "pipeline.relay=true"])))
 
 
 def test_a_run_warns_of_unused_options(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -80,7 +80,8 @@ def _not_used(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "framework.train=false", _OF_TRAINING
     elif not framework.aggregate:
         yield name, ("server_optimizer",)
-    if not hasattr(settings.build("cluster"), "roster"):
+    owned = settings.runtime.name == "deployment"  # owners' files may name real devices
+    if not owned and not hasattr(settings.build("cluster"), "roster"):
         yield "simulated devices", _OF_DEVICES
     for cause, unused in _OF_ENVIRONMENT.items():
         if value_at(settings.tree, f"environment.{cause}") == 0:
