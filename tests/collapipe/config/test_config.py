@@ -273,8 +273,8 @@ def test_the_default_is_one_channel_per_unit_and_the_paper_has_four() -> None:
         ("sead", "; nearest: seed"),
         ("data.roots", "; nearest: data.root"),
         ("lr", "; nearest: optimizer.lr"),
-        ("nosuch.option", ""),
-        ("epochs", ""),
+        ("nosuch.option", "; known: adapter, batch_size, .*, tracking"),
+        ("epochs", "; known: adapter, batch_size, .*, tracking"),
     ],
 )
 def test_a_similar_option_is_suggested_only_if_there_is_one(name: str, near: str) -> None:
