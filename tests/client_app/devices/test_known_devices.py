@@ -200,6 +200,7 @@ def test_without_profiling_laws_are_never_changed() -> None:
         {"stages": [{"devices": ["pi", "jetson"], "blocks": 1, "rows": [1, 0]}]},
         {"stages": [{"devices": [], "blocks": 1}]},
         {"sync_slowness": 0.0},
+        *({"launch": {"head_s": each}} for each in (1e4, -1.0, 1e-30, math.nan)),
         {"spread_of_new": -1.0},
         *(
             {"measured": [{"stages": [], "num_micro_batches": 1, "step_s": 1.0} | each] * count}
