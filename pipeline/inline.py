@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.kept import compute_dtype
 from collapipe.models.part import Part
+from collapipe.models.weights.kept import compute_dtype
 from collapipe.plan import ClusterPlan, SegmentPlan
 from collapipe.state import HopPrecision
 from collapipe.tensors import Tensors

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from collapipe.models.kept import keep, widen
+from collapipe.models.weights.kept import keep, widen
 
 M = TypeVar("M", bound=nn.Module)
 

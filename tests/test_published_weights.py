@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from client_app.node import cached_parts
-from collapipe.models import frozen, kept
-from collapipe.models.quantised import quantise
+from collapipe.models import frozen
+from collapipe.models.weights import kept
+from collapipe.models.weights.quantised import quantise
 from collapipe.runs.model import load_model
 from collapipe.wire.frozen_store import default_folder
 from pipeline.devices.control_unit.replica import Replica

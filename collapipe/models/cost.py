@@ -14,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_f
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.dropout import drawing_from
-from collapipe.models.kept import Widened, widest_bytes
 from collapipe.models.output_layer import in_one_piece
 from collapipe.models.part import moments, state_like
 from collapipe.models.split import Head, ModelSpec, kinds_of_blocks, table_rows
 from collapipe.models.stem import StemSpec
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.kept import Widened, widest_bytes
+from collapipe.models.weights.without_values import WithoutValues
 from collapipe.own_packages import error_of_plugin
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost

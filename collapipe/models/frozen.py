@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from collapipe import __version__
 from collapipe.errors import ConfigError, DataError, WireError
 from collapipe.models.description import MOST_BLOCKS
-from collapipe.models.kept import in_dtype, unquantised
 from collapipe.models.part import prefixed
-from collapipe.models.quantised import FORMAT, quantise
 from collapipe.models.split import DerivedSpec, ModelSpec, builders, not_training, original
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.kept import in_dtype, unquantised
+from collapipe.models.weights.quantised import FORMAT, quantise
+from collapipe.models.weights.without_values import WithoutValues
 from collapipe.tensors import Tensors, aligned, chosen
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.frozen_store import FrozenStore, digest_once

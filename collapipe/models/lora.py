@@ -14,12 +14,12 @@ from torch import nn
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
-from collapipe.models.kept import NARROW, WIDE, keep, widen
-from collapipe.models.quantised import QUANTISED
 from collapipe.models.split import HEAD, DerivedSpec, ModelSpec, block_name, kinds_of_blocks
 from collapipe.models.stem import StemSpec
 from collapipe.models.transformer import TransformerSpec
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.kept import NARROW, WIDE, keep, widen
+from collapipe.models.weights.quantised import QUANTISED
+from collapipe.models.weights.without_values import WithoutValues
 from collapipe.sections import AdapterSettings, LoraSettings
 from collapipe.seeds import derive
 from collapipe.text.vocabulary import Vocabulary

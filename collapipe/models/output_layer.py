@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from collapipe.models.kept import Widened
+from collapipe.models.weights.kept import Widened
 
 _WHOLE = 2**22  # logits that are made at once: torch needs several times their memory
 _PIECE = 19 * 2**19  # logits of a piece: 40 MB in float32, 65 tokens of 151,936 classes

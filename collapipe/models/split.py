@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.without_values import WithoutValues
 from collapipe.tensors import IGNORED, Batch, Tensors, aligned
 from collapipe.text.vocabulary import Vocabulary
 

@@ -23,7 +23,6 @@ from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, one_line, printable
 from collapipe.models.cut import CutHead
 from collapipe.models.frozen import FrozenParts, find, forget, frozen_in, published, whole
-from collapipe.models.kept import quantised_without_values, to_dtype
 from collapipe.models.part import prefixed
 from collapipe.models.split import (
     HEAD,
@@ -34,7 +33,8 @@ from collapipe.models.split import (
     frozen_names,
     training_names,
 )
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.kept import quantised_without_values, to_dtype
+from collapipe.models.weights.without_values import WithoutValues
 from collapipe.runs import weights_record
 from collapipe.runs.folder import BASE, LOCK, check_there, weights_file
 from collapipe.runs.reading import how_to_go_on, read_summary

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from collapipe.errors import WireError
 from collapipe.models.copying import copied
-from collapipe.models.kept import in_dtype
 from collapipe.models.part import state_like
 from collapipe.models.split import ModelSpec, block_name, training_names
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.kept import in_dtype
+from collapipe.models.weights.without_values import WithoutValues
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors, aligned
 

@@ -5,9 +5,9 @@ from flwr.app import ArrayRecord
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError
-from collapipe.models.kept import NARROW
 from collapipe.models.split import SplitModel
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.kept import NARROW
+from collapipe.models.weights.without_values import WithoutValues
 from collapipe.runs.model import initial_model
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from collapipe.models.cut import without_cut
 from collapipe.models.huggingface.skeleton import fill, skeleton
 from collapipe.models.huggingface.spec import HuggingFaceSpec
-from collapipe.models.kept import widen
 from collapipe.models.lora import LORA, LoraSpec, kept_as
 from collapipe.models.split import ModelSpec, SplitModel, build_empty, original
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.kept import widen
+from collapipe.models.weights.without_values import WithoutValues
 from collapipe.tensors import aligned
 from collapipe.text.vocabulary import Vocabulary
 

@@ -12,7 +12,7 @@ from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.configuration import SUPPORTED
 from collapipe.models.huggingface.families import DECODERS
 from collapipe.models.huggingface.layers import Absent
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.without_values import WithoutValues
 
 _MOST_POSITIONS = 2**20  # position tables may take memory even on torch's device meta
 

@@ -20,8 +20,8 @@ from collapipe.models.huggingface.families import CLASSES, FAMILIES, OF_LABELS, 
 from collapipe.models.huggingface.heads import TiedOutput
 from collapipe.models.huggingface.layers import DecoderBlock, T5Block
 from collapipe.models.huggingface.skeleton import fill, skeleton, strip
-from collapipe.models.kept import NARROW
 from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
+from collapipe.models.weights.kept import NARROW
 from collapipe.tensors import Tensors, aligned, not_finite
 from collapipe.text.vocabulary import Vocabulary
 

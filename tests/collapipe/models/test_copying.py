@@ -17,7 +17,7 @@ from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec
 from collapipe.models.split import ModelSpec, builders
 from collapipe.models.transformer import EncoderBlock, TransformerSpec
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.without_values import WithoutValues
 
 _CONTAINERS = dict, list, set, tuple
 SPECS: dict[str, Callable[[], ModelSpec]] = {

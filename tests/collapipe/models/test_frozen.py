@@ -20,10 +20,10 @@ from collapipe.models.frozen import FrozenParts, find, frozen_in, published
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec
 from collapipe.models.part import prefixed
-from collapipe.models.quantised import quantise
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, builders
 from collapipe.models.stem import StemSpec
 from collapipe.models.transformer import TransformerSpec
+from collapipe.models.weights.quantised import quantise
 from collapipe.wire.frozen_store import FrozenStore, digest
 from tests.huggingface import VOCABULARY, spec_of
 

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from collapipe.models import output_layer
 from collapipe.models.dropout import drawing_from
-from collapipe.models.kept import Widened
 from collapipe.models.output_layer import OutputLayer
 from collapipe.models.transformer import TransformerSpec
+from collapipe.models.weights.kept import Widened
 
 TOKENS, CLASSES, DIM = 37, 50, 8
 MOST_BYTES = 64 * 2**20

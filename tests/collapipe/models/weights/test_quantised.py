@@ -5,8 +5,8 @@ import torch
 from narrow import kept, rounded
 from torch import nn
 
-from collapipe.models.kept import compute_dtype
-from collapipe.models.quantised import _NF4, quantise, restore
+from collapipe.models.weights.kept import compute_dtype
+from collapipe.models.weights.quantised import _NF4, quantise, restore
 
 
 @pytest.mark.parametrize(("how", "gap"), [("int8", 1 / 127), ("nf4", 1 - 0.6961928)])

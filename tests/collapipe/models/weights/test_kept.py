@@ -27,11 +27,11 @@ from collapipe.models.cost import head_flops, measure_cost, upload_bits
 from collapipe.models.description import describe, from_description
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.huggingface.spec import HuggingFaceSpec
-from collapipe.models.kept import Widened, compute_dtype, keep, widen
 from collapipe.models.lora import LoraSpec, with_adapters
 from collapipe.models.part import Part
 from collapipe.models.split import ModelSpec, SplitModel, frozen_names
 from collapipe.models.stem import StemSpec
+from collapipe.models.weights.kept import Widened, compute_dtype, keep, widen
 from collapipe.process.torch_device import moved
 from collapipe.sections import AdapterSettings
 from collapipe.tensors import Tensors

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from collapipe.models.split import SplitModel
 from collapipe.models.transformer import TransformerSpec
-from collapipe.models.without_values import WithoutValues
+from collapipe.models.weights.without_values import WithoutValues
 from collapipe.text.vocabulary import Vocabulary
 
 SPEC = TransformerSpec(2, 1, 8, 2, 12, 0.1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from collapipe.models.quantised import BLOCK, quantise, restore
+from collapipe.models.weights.quantised import BLOCK, quantise, restore
 from collapipe.tensors import Tensors
 
 M = TypeVar("M", bound=nn.Module)

@@ -1,0 +1,1 @@
+"""The forms of weights: narrower than they compute in, quantised, or without values."""
