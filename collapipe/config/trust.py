@@ -123,7 +123,7 @@ def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:
         return
     if found is None and package in packages and package not in PLUGINS:
         class_of(option, target)  # its error says why the user's package cannot be imported
-    way_out = f"if you trust it, add --trust {package}"
+    way_out = f"if you trust it, add --trust {package} (in Python: trusted=[{package!r}])"
     if package in PLUGINS:
         way_out = f"{package} {__version__} has none of this name"
     raise ConfigError(

@@ -226,7 +226,7 @@ def test_code_named_in_a_run_folder_is_not_imported(
         (run_dir / "overrides.json").write_text(json.dumps(planted))
         message = refusal(run_dir)
         assert f"{option.lstrip('+')}._target_=planted.Plan: a saved run may name" in message
-        assert message.endswith("if you trust it, add --trust planted")
+        assert message.endswith("add --trust planted (in Python: trusted=['planted'])")
     for target in (
         "flwr_datasets.partitioner.partitioner.Dataset",
         "collapipe.config.composing.Path",
