@@ -8,6 +8,7 @@ from federated import TINY, play, settings_of
 from run_files import rounds_of
 
 from collapipe.config.idle import unused_options
+from collapipe.deployment.server_folder import ServerSection
 
 FRAMEWORK = "framework=vanilla_fl"
 UNUSED = {  # a choice → options without effect
@@ -34,6 +35,10 @@ UNUSED = {  # a choice → options without effect
         *("environment.mobility.round_s=9", "environment.mobility.radius_m=99"),
     ],
 }
+
+
+SERVER = ["runtime=deployment", "runtime.federation=x"]
+SERVER += ServerSection(host="here", units=["a", "b"]).options()
 
 
 def changing(folder: Path) -> list[dict[str, Any]]:
@@ -65,8 +70,8 @@ def test_an_added_option_that_no_run_has_is_named(tmp_path: Path) -> None:
 
 
 def test_options_that_are_used_or_defaults_are_not_named(tmp_path: Path) -> None:
-    options = "environment=mobile", "runtime=deployment", "runtime.federation=x"
-    assert not list(unused_options(settings_of(tmp_path, [*options, "pipeline.relay=true"])))
+    options = [*SERVER, "environment=mobile", "decoder.mode=control_unit", "pipeline.relay=true"]
+    assert not list(unused_options(settings_of(tmp_path, options)))
 
 
 def test_a_run_warns_of_unused_options(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

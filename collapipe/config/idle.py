@@ -18,13 +18,15 @@ _PLUG_INS = "channel", "cluster", "environment", "model", "strategy", "task"
 _OF_SEGMENTS = tuple(
     f"pipeline.{name}" for name in ("num_segments", "num_micro_batches", "schedule", "recompute")
 )
+# A federation's server gives each run the link's addresses.
+_LINK = "link.max_message_bytes", "link.reconnect_s", "link.frame_timeout_s"
 _OF_LINK = (
-    *("link", "channel.activation_bits", "channel.head_s", "channel.downlink_rate_bps"),
+    *(*_LINK, "channel.activation_bits", "channel.head_s", "channel.downlink_rate_bps"),
     "compression.activation",
 )
 _OF_TRAINING = (
     *("server_optimizer", "federation.eval_every", "federation.weighting", "federation.max_share"),
-    *("federation.max_update_norm", "federation.channel_noise", "link"),
+    *("federation.max_update_norm", "federation.channel_noise", *_LINK),
 )
 _OF_DEVICES = "pipeline.relay", "pipeline.keep_shares", "pipeline.replicate_every"
 _OF_ENVIRONMENT = {  # option → others that have no effect while it is 0
