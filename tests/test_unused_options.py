@@ -12,6 +12,7 @@ from collapipe.deployment.server_folder import ServerSection
 
 FRAMEWORK = "framework=vanilla_fl"
 UNUSED = {  # a choice → options without effect
+    f"{FRAMEWORK} strategy=random": ["compression.activation=auto"],
     FRAMEWORK: [
         *("pipeline.num_segments=1", "pipeline.num_micro_batches=3", "pipeline.schedule=gpipe"),
         *("pipeline.recompute=true", "decoder.mode=shared", "compression.activation=int8"),
@@ -27,7 +28,7 @@ UNUSED = {  # a choice → options without effect
     ],
     "decoder.mode=control_unit": [
         *("link.frame_timeout_s=9", "channel.head_s=1", "channel.downlink_rate_bps=1e6"),
-        *("compression.activation=int8", "channel.activation_bits=1e6"),
+        *("compression.activation=auto", "channel.activation_bits=1e6"),
     ],
     "cluster=edge": [
         *("pipeline.relay=true", "pipeline.keep_shares=false", "pipeline.replicate_every=3"),
@@ -71,6 +72,16 @@ def test_an_added_option_that_no_run_has_is_named(tmp_path: Path) -> None:
 
 def test_options_that_are_used_or_defaults_are_not_named(tmp_path: Path) -> None:
     options = [*SERVER, "environment=mobile", "decoder.mode=control_unit", "pipeline.relay=true"]
+    assert not list(unused_options(settings_of(tmp_path, options)))
+
+
+def test_options_of_a_users_class_are_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from server_app.world.environment import Environment\n\n\n"
+    (tmp_path / "own_world.py").write_text(f"{source}class World(Environment):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    options = "environment._target_=own_world.World", "environment.speed_correlation=0.5"
     assert not list(unused_options(settings_of(tmp_path, options)))
 
 

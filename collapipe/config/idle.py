@@ -59,13 +59,20 @@ def idle_options(settings: Settings) -> Iterator[str]:
 def unused_options(settings: Settings) -> Iterator[str]:
     """Yield a warning for each choice that makes no use of some of the options that were given, and
     for options that were added outside all sections."""
-    given = [each.lstrip("+").partition("=")[0] for each in settings.overrides]
+    every = (each.lstrip("+").partition("=")[0] for each in settings.overrides)
+    given = [name for name in every if not _is_of_own_class(settings, name)]
     for choice, unused in _not_used(settings):
         names = [name for name in given if f"{name}.".startswith(tuple(f"{u}." for u in unused))]
         if names:
             yield f"{', '.join(names)}: no effect with {choice}"
     if unknown := settings.tree.keys() - {*_PLUG_INS, *(field.name for field in fields(settings))}:
         yield f"{', '.join(sorted(unknown))}: no effect, because no run has this option"
+
+
+def _is_of_own_class(settings: Settings, option: str) -> bool:
+    """Whether the option belongs to a user's class, which may use it in its own way."""
+    target = value_at(settings.tree, f"{option.partition('.')[0]}._target_")
+    return target is not None and str(target).partition(".")[0] not in PLUGINS
 
 
 def _not_used(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -127,9 +134,9 @@ def _of_messages(settings: Settings) -> Iterator[tuple[str, Any, str]]:
     if settings.decoder.mode == "control_unit":
         why = "with decoder.mode=control_unit the server sends no gradients"
         yield "compression.gradient", "float32", why
-    given, target = (value_at(settings.tree, f"strategy.{n}") for n in ("error_budget", "_target_"))
-    ours = str(target).partition(".")[0] in PLUGINS  # a user's strategy may use it otherwise
-    if given is not None and ours and not settings.compression.decided:
+    given, sent = value_at(settings.tree, "strategy.error_budget"), settings.compression
+    chosen = "auto" in (sent.upload, sent.activation)
+    if given is not None and not (chosen or _is_of_own_class(settings, "strategy.error_budget")):
         why = "neither compression.upload nor compression.activation is auto"
         yield "strategy.error_budget", 1e-3, why
     tokenizer = settings.data.tokenizer or settings.model.own_tokenizer

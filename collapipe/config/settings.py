@@ -87,7 +87,8 @@ class Settings(Resolved):
     @property
     def chooses_payloads(self) -> bool:
         """Whether the scheduler chooses precisions or heads, and so the sizes of messages."""
-        return self.compression.decided or self.chooses_heads
+        upload, activation = self.compression.upload, self.compression.activation
+        return "auto" in (upload, self.server_has_heads and activation) or self.chooses_heads
 
     @property
     def recomputes(self) -> bool:

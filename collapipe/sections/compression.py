@@ -25,11 +25,6 @@ class CompressionSettings:
     gradient: Precision
     feedback: bool
 
-    @property
-    def decided(self) -> bool:
-        """Whether the scheduler chooses a precision."""
-        return "auto" in (self.upload, self.activation)
-
     def of(self, uplink: UplinkPlan | None) -> "CompressionSettings":
         """Return these settings with a unit's precisions in a round, if its plan has some."""
         if uplink is None or uplink.activation is None or uplink.upload is None:
