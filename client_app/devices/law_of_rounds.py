@@ -80,8 +80,8 @@ def launch_times(before: StepLaw, now: StepLaw) -> LaunchTimes:
 
 def with_other_size(law: StepLaw, other: StepLaw) -> StepLaw:
     """Return the ``law`` with what rounds with another number of micro-batches have shown."""
-    measured = (*law.measured, *other.measured)[:MOST_MEASURED]
-    return replace(law, launch=launch_times(other, law), measured=measured)
+    other = replace(other, launch=law.launch)
+    return replace(law, launch=launch_times(other, law), measured=_measured(other, law))
 
 
 def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> StepLaw:

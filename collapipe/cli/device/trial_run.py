@@ -19,7 +19,7 @@ from server_app.checkpoints.folder import CheckpointFolder
 
 _ROUNDS, _FEWEST_STEPS, _MOST_STEPS = 4, 2, 8
 _ROUNDS_OF_OTHER_SIZE = 2  # with half the micro-batches
-_SECONDS = 45.0  # of all steps, by the measured laws; a step's other parts take time, too
+_SECONDS = 45.0  # of the first rounds' steps, by the measured laws; other parts take time, too
 _OPTIONS = (
     *("cluster=devices", "runtime=local", "environment=static", "pipeline.profile=null"),
     "pipeline.keep_shares=false",

@@ -591,4 +591,6 @@ def test_a_trial_with_another_number_of_micro_batches_adds_its_plan() -> None:
     law = with_other_size(replace(many, launch=LaunchTimes()), few)
     assert astuple(law.launch) == pytest.approx(astuple(many.launch))
     assert law.num_micro_batches == 4
-    assert law.measured == (*many.measured, *few.measured)
+    assert law.measured == (*many.measured, replace(few.measured[0], weight=0.8))
+    again = replace(many, launch=LaunchTimes())
+    assert with_other_size(many, again) == many  # that cluster could have no other number
