@@ -189,6 +189,8 @@ def test_without_profiling_laws_are_never_changed() -> None:
         {"head_s": 1e-30},
         {"spread": -1.0},
         {"head_s": 1e300},
+        {"head_s": 1.0, "launch": {"head_s": 1e-30}},
+        {"head_s": 1.0, "launch": {"head_s": 2.0}},
         {"num_micro_batches": 10**9},
         {"host": "other"},
         {"stages": [{"devices": ["\x1b"], "blocks": 1}]},

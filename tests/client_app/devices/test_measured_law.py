@@ -490,6 +490,7 @@ def test_the_advised_step_is_the_work_of_one_thread_and_the_head() -> None:
         head_pace_s=0.4,
         overhead_s=0.05,
         factor=2.0,
+        launch=LaunchTimes(submit_s=0.02, head_s=0.1),
     )
     text = without_devices(
         law, works_with(law, NAMES, [*BLOCK_S.values()], [2, 2, 2]), "one_f_one_b"
@@ -581,6 +582,16 @@ def test_noise_makes_no_impossible_launch_times() -> None:
     assert launch_times(none, law).head_pace_s == launch_times(law, none).head_pace_s == 0.0
     close = replace(real_law(64, True), num_micro_batches=3)
     assert launch_times(close, law) == LaunchTimes()
+    rounded = replace(law, num_micro_batches=6, head_s=0.1), replace(other, head_s=0.3)
+    assert launch_times(*rounded).head_s == launch_times(*rounded[::-1]).head_s == 0.0
+
+
+def test_the_pace_of_answers_stays_while_the_head_has_no_queue() -> None:
+    """Other micro-batches have another pace, which was not measured then."""
+    law, none = real_law(64, True), replace(real_law(64, True), head_pace_s=0.0)
+    assert updated(law, none, planned_s=1.0, step_s=1.0).head_pace_s == law.head_pace_s
+    none = replace(none, num_micro_batches=2)
+    assert updated(law, none, planned_s=1.0, step_s=1.0).head_pace_s == 0.0
 
 
 def test_a_trial_with_another_number_of_micro_batches_adds_its_plan() -> None:
