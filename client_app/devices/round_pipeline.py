@@ -76,10 +76,10 @@ class DevicePipeline:
         self._settings, self._plan = settings, request.plan
         self._num_steps = len(settings.federation.steps_of(request.round))
         self._devices = {each.name: each for each in devices.known(described)}
-        self._samples = samples = settings.batch_size / request.plan.num_micro_batches
+        self._samples = settings.batch_size / request.plan.num_micro_batches
         self._described, self._all = described, devices
-        rows = math.ceil(samples)
-        self._enough = block_cost(settings).segment_needs(1, rows)  # bytes for one block
+        self._rows = math.ceil(self._samples)  # of the largest micro-batch
+        self._enough = block_cost(settings).segment_needs(1, self._rows)  # bytes for one block
         self._embedding, self._timer = embedding, PhaseTimer()
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
@@ -87,20 +87,13 @@ class DevicePipeline:
             forms, starting_with(start.weights, start.state), start.fixed
         )
 
-        def needed(
-            blocks: int, in_flight: int, part: float, gradients: int, recompute: bool
-        ) -> float:
-            cost, kept = block_cost(settings, recompute), in_flight * part * rows
-            kept = min(1.0, kept / settings.batch_size)
-            return cost.segment_needs(blocks, rows, kept, part, gradients)
-
         cluster = Cluster(
             devices=devices.roster,
             channels=devices.channels,
             replan=self._replan,
             hung_s=self._hung_s,
             relay=devices.relay,
-            needed_bytes=needed,
+            needed_bytes=self._needed_bytes,
         )
         common = RoundDescription(
             version=__version__,
@@ -169,6 +162,14 @@ class DevicePipeline:
             old_s = step_s(law, works_of(law, law.stages, self._devices, size), plan.schedule)
             new_s = new_law.expected_s(stages, step_s(new_law, works, plan.schedule), plan.schedule)
             yield from moved_blocks(law, stages, old_s, new_s, self._settings.framework.partition)
+
+    def _needed_bytes(
+        self, blocks: int, in_flight: int, part: float, gradients: int, recompute: bool
+    ) -> float:
+        """Return the planned bytes of a segment, see ``Cluster``."""
+        rows = part * self._rows
+        kept = min(1.0, in_flight * rows / self._settings.batch_size)
+        return block_cost(self._settings, recompute).segment_needs(blocks, rows, kept, gradients)
 
     def _interval(self, forms: Mapping[str, BlockForm], dim: int) -> int:
         """Return the steps between two copies of the blocks in this round."""

@@ -19,20 +19,16 @@ class BlockCost:
     trained_bytes: float = 0.0  # of a block's gradients; 0: not known
 
     def segment_needs(
-        self,
-        blocks: int,
-        samples: float,
-        kept: float = 1.0,
-        part: float = 1.0,
-        gradients: float = 0.0,
+        self, blocks: int, samples: float, kept: float = 1.0, gradients: float = 0.0
     ) -> float:
-        """Return the bytes of a segment (C7) on a device that has ``part`` of its rows.
+        """Return the bytes of a segment (C7) on a device that computes ``samples`` samples of a
+        micro-batch.
 
-        A micro-batch has ``samples`` samples. The device keeps tensors of ``kept`` of a batch's
-        samples at the same time. ``gradients`` counts blocks' gradients beyond one set.
+        The device keeps tensors of ``kept`` of a batch's samples at the same time. ``gradients``
+        counts blocks' gradients beyond one set.
         """
         others = 1 - kept
-        each = self.block_bytes + self.sample_bytes * samples * part
+        each = self.block_bytes + self.sample_bytes * samples
         needed = self.segment_bytes - others * self.batch_segment_bytes
         needed += blocks * (each - others * self.batch_block_bytes)
         return needed + gradients * self.trained_bytes

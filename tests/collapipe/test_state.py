@@ -165,10 +165,10 @@ def test_a_share_needs_memory_for_its_rows_and_the_gradients_it_receives() -> No
     kept = 1 / 6  # of the whole batch's tensors
     expected = (20 - 12 + 12 * kept) + 6 * (50 - 30 + 30 * kept + 2 * 3)
     assert cost.segment_needs(6, 9, 1 / 2) == pytest.approx(14 + 6 * (35 + 18))
-    assert cost.segment_needs(6, 9, kept, 1 / 3) == pytest.approx(expected)
+    assert cost.segment_needs(6, 3, kept) == pytest.approx(expected)
     received = received_gradients(6, 1 / 3, 3)
     assert received == pytest.approx(2 * (6 + 2) / 3)
-    assert cost.segment_needs(6, 9, kept, 1 / 3, received) == pytest.approx(expected + 5 * received)
+    assert cost.segment_needs(6, 3, kept, received) == pytest.approx(expected + 5 * received)
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), min_size=4, max_size=4))

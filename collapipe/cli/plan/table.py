@@ -93,9 +93,9 @@ def _needed_bytes(
     cost = model.recomputing if recomputes and model.recomputing else model.cost
     place = len({each.span.first for each in segments if each.span.first >= span.first})  # from end
     in_flight = problem.num_in_flight(partition.num_micro_batches, place)
-    kept, part = min(1.0, in_flight * own_rows / problem.batch_size), own_rows / rows_in_all
-    gradients = received_gradients(span.blocks, part, members)
-    return cost.segment_needs(span.blocks, rows_in_all, kept, part, gradients)
+    kept = min(1.0, in_flight * own_rows / problem.batch_size)
+    gradients = received_gradients(span.blocks, own_rows / rows_in_all, members)
+    return cost.segment_needs(span.blocks, own_rows, kept, gradients)
 
 
 def _memory(device: PhysicalDevice, blocks: int, model: Model, used: float) -> str:
