@@ -208,8 +208,7 @@ def _for_hydra(override: Override, names: AbstractSet[str]) -> list[str]:
     """Return the override; one that deletes an option first gives it a value, because Hydra takes
     an option that is null for a missing one."""
     name, text = override.key_or_group, str(override.input_line)
-    is_value = name in names and not any(each.startswith(f"{name}.") for each in names)
-    deletes = text == f"~{name}" and is_value and name not in GROUPS
+    deletes = text == f"~{name}" and name in names - GROUPS
     return [f"{name}=0", text] if deletes else [text]
 
 
