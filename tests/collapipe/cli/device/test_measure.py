@@ -257,6 +257,19 @@ def test_rounds_of_a_trial_run_are_shorter_if_a_step_takes_long() -> None:
     assert [trial_run.steps_of(each) for each in (0.001, 1.5, 3.75, 12.0, 24.0)] == [8, 8, 3, 2, 2]
 
 
+def test_a_trial_with_one_micro_batch_has_no_second_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = list[Sequence[str]]()
+    monkeypatch.setattr(trial_run, "run_job", lambda options: ran.append(options) or tmp_path)
+    monkeypatch.setattr(trial_run, "read_run", lambda _: SimpleNamespace(tree={}))
+    for laws in ([law_of(["a"], m=1)], [None]):
+        monkeypatch.setattr(trial_run, "laws_of", lambda *_, found=laws: found)
+        assert trial_run.measured_steps(tmp_path / "a.yaml", 1, (), 2) == ({}, laws)
+    assert len(ran) == 2
+    assert not capsys.readouterr().err
+
+
 def test_a_trial_with_fewer_micro_batches_may_be_impossible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
