@@ -63,8 +63,8 @@ class LinkPrecisions:
 
 @dataclass(slots=True)
 class _Step:
-    """A step with its frames, for repeating it. ``submitted`` are the activations that were sent
-    and not answered, with their rows; ``answers`` those of the server that were not taken."""
+    """A step with its frames, for repeating it. ``submitted`` has the activations without an
+    answer, with their rows; ``answers`` has the server's answers that nobody has read."""
 
     key: DropoutKey
     micro_batches: Sequence[Batch]

@@ -65,9 +65,11 @@ def law_after(
 
 
 def launch_times(before: StepLaw, now: StepLaw) -> LaunchTimes:
-    """Return the part of the control unit's times ``now`` that a micro-batch of any size takes:
-    that of the law ``before``, or if it has another number of micro-batches, a + b/m through the
-    times of both."""
+    """Return the part of the control unit's times ``now`` that a micro-batch of any size takes.
+
+    If the law ``before`` has another number of micro-batches, this is a of the line a + b/m through
+    the times of both, else it is the part in ``before``.
+    """
     m, n = before.num_micro_batches, now.num_micro_batches
     found = {}
     for name in OWN_TIMES:
