@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.configuration import SUPPORTED
@@ -15,6 +16,11 @@ from collapipe.models.huggingface.layers import Absent
 from collapipe.models.weights.without_values import WithoutValues
 
 _MOST_POSITIONS = 2**20  # position tables may take memory even on torch's device meta
+# Eager attention's softmax is in float32, where the least float64 is −∞ and a token that sees no
+# other, as padding may, would become NaN and pass it on.
+ALL_MASK_ATTENTION_FUNCTIONS.register(
+    "eager", lambda **how: eager_mask(**{**how, "dtype": torch.float32})
+)
 
 
 def skeleton(config: Any, class_name: str) -> Any:

@@ -28,7 +28,7 @@ from collapipe.models.huggingface.skeleton import _constants_as_buffers
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec
 from collapipe.models.split import Head, ModelSpec, SplitModel
-from collapipe.tensors import IGNORED
+from collapipe.tensors import IGNORED, Batch, mask_of, padded
 from collapipe.wire.frozen_store import digest
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/huggingface.md"
@@ -392,3 +392,15 @@ def check_blocks(spec: HuggingFaceSpec, split: SplitModel) -> None:
         shapes = {name: each.shape for name, each in theirs.state_dict().items()}
         assert shapes == {name: each.shape for name, each in own.items()}
         assert any(f".{path}".endswith(targets) for path, _ in theirs.named_modules()), targets
+
+
+def test_padding_longer_than_a_sliding_window_changes_no_loss_in_float64(tmp_path: Path) -> None:
+    """Eager attention of float64 would give NaN to padding that sees no token."""
+    model = SplitModel(tiny("gemma2", tmp_path), VOCABULARY).double()
+    rows = [[3, 4, 5, 6, 7, 8, 9], [3, 4]]
+
+    def loss(*some: Sequence[int]) -> float:
+        batch = Batch(padded(some, 0), mask_of(some), padded(some, IGNORED))
+        return float(model.loss(batch, DropoutKey(0, 0, 0)).detach())
+
+    assert loss(*rows) == pytest.approx(sum(map(loss, rows)))
