@@ -11,7 +11,8 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from collapipe.errors import WAY_OUT_AFTER_AGGREGATION, NonFiniteLossError
+from collapipe.errors import WAY_OUT_AFTER_AGGREGATION, DataError, NonFiniteLossError
+from collapipe.formatting import counted
 from collapipe.models.split import Head, SplitModel
 from collapipe.process import cancellation
 from collapipe.statistics import Statistics, exact_sum
@@ -160,7 +161,9 @@ class Evaluator:
 
     @torch.inference_mode()
     def statistics(self, model: SplitModel) -> Statistics:
-        """Return the statistics of the model's greedy predictions. Raises as ``evaluate``."""
+        """Return the statistics of the model's greedy predictions. Raises as ``evaluate``, and
+        ``DataError`` if the rows have no target, such as words of which the tokeniser makes no
+        token."""
         model.eval()
         losses, tokens, correct = list[float](), 0, 0
         predictions: dict[int, list[int]] = {}
@@ -178,6 +181,12 @@ class Evaluator:
             predictions |= zip(rows, generated, strict=True)
             if isinstance(self._task, ContinuedText):
                 correct += correct_tokens(generated, batch.targets)
+        if not tokens:
+            raise DataError(
+                f"{counted(len(self._rows), 'row')} to evaluate on without a target token; take "
+                "other rows, or another data.tokenizer",
+                "its rows to evaluate on have no target token",
+            )
         if not all(map(math.isfinite, losses)):
             raise NonFiniteLossError(
                 f"the evaluation's loss is {sum(losses)}; {WAY_OUT_AFTER_AGGREGATION}"

@@ -15,6 +15,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from trained import scored, trained
 
 from collapipe.config import load_overrides
+from collapipe.errors import DataError
 from collapipe.models.split import SplitModel
 from collapipe.runs.rows import build_tokenizer, load_rows
 from collapipe.statistics import Statistics
@@ -150,3 +151,13 @@ def test_texts_that_are_encoded_apart_are_separate_streams() -> None:
     assert inputs == [token for ids in texts for token in [eos, *ids]]
     assert targets == [token for ids in texts for token in [*ids, eos]]
     assert max(examples.lengths) <= 9
+
+
+def test_rows_without_a_target_cannot_be_evaluated() -> None:
+    """A tokeniser may make no token of a word."""
+    settings = load_overrides(["task=ner", *ENCODER])
+    rows = Dataset.from_dict({"tokens": [[""], ["", ""]], "tags": [["O"], ["B-X", "O"]]})
+    tokenizer = trained(settings.task, rows)
+    evaluator = Evaluator(settings.task, rows, tokenizer)
+    with pytest.raises(DataError, match=r"^2 rows to evaluate on without a target token; "):
+        evaluator.statistics(SplitModel(settings.model, tokenizer.vocabulary))
