@@ -31,6 +31,7 @@ _OFF = {
     **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop", "router_jitter_noise"), 0.0),
     "output_router_logits": False,  # the loss that balances experts needs all layers
 }
+_OF_LAYERS = "layer_types", "mlp_layer_types", "num_attention_heads_per_layer"  # a kind for each
 SUPPORTED = (
     f"supported families: {', '.join(name for name in FAMILIES if name not in DECODERS)}, and "
     f"{len(DECODERS)} decoder-only ones such as llama, qwen3, gemma2 and mistral"
@@ -134,6 +135,7 @@ def change(config: Any, fields: Mapping[str, Any]) -> Any:
 def keep_to_blocks(config: Any, num_blocks: int | None, called: str) -> None:
     """Switch off what a split model cannot do, and leave an encoder's first ``num_blocks`` layers.
 
+    Lists of layers' kinds are cut to the model's layers: transformers refuses to save longer ones.
     Raises ``ConfigError``, which names the model as ``called``, if positions cannot be split.
     """
     for name, off in _OFF.items():
@@ -147,6 +149,10 @@ def keep_to_blocks(config: Any, num_blocks: int | None, called: str) -> None:
     family = FAMILIES[config.model_type]
     if "causal" not in family.heads:  # a causal head has the layers after the blocks
         setattr(config, family.sizes[0], num_blocks)
+    layers = getattr(config, family.sizes[0])
+    for name in _OF_LAYERS:
+        if len(kinds := getattr(config, name, None) or ()) > layers:
+            setattr(config, name, kinds[:layers])
     if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1 has untied weights,
         config.tie_word_embeddings = False  # but transformers would tie them
 

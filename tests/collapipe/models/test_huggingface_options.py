@@ -327,6 +327,21 @@ def test_layers_beyond_the_family_default_have_an_attention_type() -> None:
     assert spec.own_config.layer_types[::2] == ["sliding_attention"] * 20
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"family": "modernbert", "num_blocks": 5},
+        {"family": "qwen3", "config": {"num_hidden_layers": 5}},
+        {"family": "laguna", "config": {"num_hidden_layers": 5}},
+    ],
+)
+def test_a_model_with_fewer_layers_can_be_saved(options: dict[str, Any], tmp_path: Path) -> None:
+    """Transformers saves no configuration with kinds of layers that the model does not have."""
+    config = HuggingFaceSpec(**options).run_config(None)
+    config.save_pretrained(tmp_path)
+    assert len(config.layer_types) == 5 == config.num_hidden_layers
+
+
 def test_too_many_positions_are_refused_before_they_are_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
