@@ -1,8 +1,10 @@
 """ε agrees with the closed form of the Gaussian mechanism and with theoretical bounds."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,8 @@ from sections import privacy_settings
 
 from collapipe.privacy.accounting import affordable_rounds, epsilon
 from collapipe.sections import PrivacySettings
+
+PAGE = Path(__file__).parents[3] / "docs/how-to/private-runs.md"
 
 
 def private(noise_multiplier: float) -> PrivacySettings:
@@ -67,3 +71,14 @@ def test_epsilon_of_the_units_noise_is_within_its_theoretical_bounds(
 def test_epsilon_is_0_before_the_first_round_and_infinite_without_noise() -> None:
     assert epsilon(private(4), 0) == 0
     assert epsilon(private(0), 1) == math.inf
+
+
+def test_the_page_has_these_epsilons() -> None:
+    """The range in per cent is that of the same noise multipliers and rounds."""
+    page, more = PAGE.read_text(), list[float]()
+    for noise, *documented in re.findall(r"^\| (\d+)" + r" \| ([\d.]+)" * 4 + r" \|$", page, re.M):
+        for rounds, text in zip((1, 10, 40, 100), documented, strict=True):
+            found = epsilon(private(float(noise)), rounds)
+            assert float(text) == float(f"{found:.2g}")
+            more.append(epsilon(by_units(float(noise)), rounds) / found - 1)
+    assert f"ε is {100 * min(more):.0f} to {100 * max(more):.0f} % larger" in page
