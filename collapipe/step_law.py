@@ -74,8 +74,8 @@ class MeasuredPlan:
 
 @dataclass(frozen=True, slots=True)
 class LaunchTimes:
-    """What a micro-batch of any size takes of the control unit's times in a ``StepLaw``, which
-    name them; 0 before different numbers of micro-batches were measured."""
+    """The part of each of the control unit's times in a ``StepLaw`` that a micro-batch of any size
+    takes, in seconds; 0 before different numbers of micro-batches were measured."""
 
     embedding_forward_s: float = 0.0
     embedding_backward_s: float = 0.0

@@ -44,7 +44,7 @@ def without_devices(law: StepLaw, works: Sequence[StageWork], schedule: str) -> 
         return None
     forward_s = law.embedding_forward_s + sum(each.forward_s for each in devices) + law.submit_s
     backward_s = sum(each.backward_s for each in devices) + law.embedding_backward_s
-    law = replace(law, launch=LaunchTimes())  # of the same micro-batches
+    law = replace(law, launch=LaunchTimes())  # m stays, so it is not needed
     rest = replace(law, embedding_forward_s=0.0, embedding_backward_s=0.0, submit_s=0.0, send_s=0.0)
     alone = StageWork((DeviceWork(forward_s, backward_s, 0.0, law.host),))
     alone_s = step_s(rest, [alone], schedule)
