@@ -70,12 +70,15 @@ class ClusterProblem:
         """Whether a hop may depend on the next device."""
         return any(device.links for device in self.devices)
 
-    def kept(self, num_micro_batches: int, place: int | None = None) -> float:
-        """Return the part of a batch's rows whose tensors a device keeps at the same time.
+    def kept(
+        self, num_micro_batches: int, place: int | None = None, rows: int | None = None
+    ) -> float:
+        """Return the part of a batch's rows whose tensors a device keeps at the same time, if it
+        computes at most so many ``rows`` of a micro-batch; None: all.
 
         The last stage has place 1.
         """
-        rows = math.ceil(self.batch_size / num_micro_batches)
+        rows = math.ceil(self.batch_size / num_micro_batches) if rows is None else rows
         count = self.num_in_flight(num_micro_batches, place)
         return min(1.0, count * rows / self.batch_size)
 

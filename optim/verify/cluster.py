@@ -153,7 +153,7 @@ def _loads(point: Partition, problem: ClusterProblem) -> Iterator[_Load]:
             count, size = len(stage.devices), rows
         own, others = counts.get(k, (1, count - 1))
         gradients = received_gradients(held, rows / most, count, own, others)
-        kept = min(1.0, problem.num_in_flight(m, places[k]) * rows / b)
+        kept = problem.kept(m, places[k], rows)
         yield _Load(device, limits, held, count, size, rows, kept, gradients)
 
 

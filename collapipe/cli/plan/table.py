@@ -92,8 +92,7 @@ def _needed_bytes(
     recomputes = segment.device in partition.recomputing
     cost = model.recomputing if recomputes and model.recomputing else model.cost
     place = len({each.span.first for each in segments if each.span.first >= span.first})  # from end
-    in_flight = problem.num_in_flight(partition.num_micro_batches, place)
-    kept = min(1.0, in_flight * own_rows / problem.batch_size)
+    kept = problem.kept(partition.num_micro_batches, place, own_rows)
     gradients = received_gradients(span.blocks, own_rows / rows_in_all, members)
     return cost.segment_needs(span.blocks, own_rows, kept, gradients)
 
