@@ -605,3 +605,8 @@ def test_a_trial_with_another_number_of_micro_batches_adds_its_plan() -> None:
     assert law.measured == (*many.measured, replace(few.measured[0], weight=0.8))
     again = replace(many, launch=LaunchTimes())
     assert with_other_size(many, again) == many  # that cluster could have no other number
+
+
+def test_times_that_become_too_small_for_a_law_count_as_none() -> None:
+    law = replace(real_law(64, True), head_s=1e-15, head_pace_s=0.0)
+    assert law.with_micro_batches(4096).head_s == 0.0
