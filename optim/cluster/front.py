@@ -52,7 +52,7 @@ def front_of(
     most = request.num_segments or request.num_blocks
     few = [point for point in front if point.num_segments <= most]
     if few and law is not None:
-        few = _by_law(few, problem, law, request, solve, rng)
+        few = _by_law(few, problem, law, request, cluster.unit, solve, rng)
     if not few:
         raise InfeasibleRoundError(
             f"no plan was found with fewer than {front[0].num_segments} segments, "
@@ -119,12 +119,18 @@ def _by_law(
     problem: ClusterProblem,
     law: StepLaw,
     request: RoundRequest,
+    unit: int,
     solve: ClusterSolver,
     rng: np.random.Generator,
 ) -> list[Partition]:
     """Return the front by simulated times. Only the exact solvers' points are exchanged for better
     ones; other rules keep theirs."""
-    if shares(solve) and all(map(simulates, front)):
+    if not (shares(solve) or is_exact(solve)):
+        return [
+            simulated(each, problem, law, request.schedule) if simulates(each) else each
+            for each in front
+        ]
+    if request.kept_by(unit) is None and all(map(simulates, front)):
         # the first round chooses m, too
         most = request.num_micro_batches
         problem = replace(problem, min_micro_batches=1, max_micro_batches=most)
@@ -133,13 +139,8 @@ def _by_law(
             for each in (solve, single(solve)):
                 with suppress(InfeasibleRoundError):
                     front += filter(simulates, solve_cached(of_m, each, rng))
-    if shares(solve) or is_exact(solve):
-        limits = request.num_segments, shares(solve)
-        return simulated_front(front, problem, law, request.schedule, *limits)
-    return [
-        simulated(each, problem, law, request.schedule) if simulates(each) else each
-        for each in front
-    ]
+    limits = request.num_segments, shares(solve)
+    return simulated_front(front, problem, law, request.schedule, *limits)
 
 
 def _sizes(law: StepLaw, most: int) -> list[int]:

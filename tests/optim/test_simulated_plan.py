@@ -7,7 +7,7 @@ import pytest
 from made_request import request_for
 from step_laws import law_of, stages_of, works_with
 
-from collapipe.plan import ClusterPlan
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.state import (
     AffineLaw,
     Channel,
@@ -43,28 +43,32 @@ def request_of(law: StepLaw | None, block_s: float = 1.0, most: int | None = Non
     return request_for([cluster], 6, 8, 8, local_steps=2)
 
 
+def later(request: RoundRequest, m: int = 4) -> RoundRequest:
+    """Return the request of a later round, which keeps ``m`` micro-batches."""
+    first = ClusterPlan(0, (SegmentPlan("a", Span(0, 6)),), m, "one_f_one_b")
+    return replace(request, kept=(first,))
+
+
 def held(request: RoundRequest) -> dict[str, int]:
     """Return the planned blocks of each device."""
     plan = AllUnits().plan_round(request, np.random.default_rng(0)).clusters[0]
     return {each.device: each.span.blocks for each in plan.segments}
 
 
-def test_the_number_of_micro_batches_of_measured_rounds_is_kept() -> None:
+def micro_batches(request: RoundRequest) -> int:
+    """Return the planned number of micro-batches, without shared stages."""
+    plan = AllUnits().plan_round(request, np.random.default_rng(0))
+    return plan.clusters[0].num_micro_batches
+
+
+def test_a_run_keeps_the_number_of_micro_batches_of_its_first_round() -> None:
     """Another number would change the weights' last bits, so that a temporary load would change a
     model."""
-    assert (
-        AllUnits()
-        .plan_round(request_of(None), np.random.default_rng(0))
-        .clusters[0]
-        .num_micro_batches
-        == 8
-    )
+    assert micro_batches(request_of(None)) == 8
     for block_s in (0.01, 1.0, 100.0):
-        request = request_of(law_of(NAMES, m=4, apart=True, blocks={"a": 6}), block_s)
-        assert (
-            AllUnits().plan_round(request, np.random.default_rng(0)).clusters[0].num_micro_batches
-            == 4
-        )
+        law = law_of(NAMES, m=2, apart=True, blocks={"a": 6})
+        assert micro_batches(later(request_of(law, block_s))) == 4
+        assert micro_batches(request_of(law, block_s)) == 8
 
 
 def test_m_is_chosen_freely_if_memory_forbids_the_measured_one() -> None:
@@ -79,14 +83,17 @@ def test_m_is_chosen_freely_if_memory_forbids_the_measured_one() -> None:
 @pytest.mark.parametrize("spread", [0.02, 0.5])
 def test_a_plan_stays_unless_another_is_faster_by_more_than_the_interval(spread: float) -> None:
     law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 2, "c": 1}, spread=spread)
-    assert held(request_of(law)) == (law.blocks if spread > 0.1 else {"a": 2, "b": 2, "c": 2})
+    assert held(later(request_of(law))) == (
+        law.blocks if spread > 0.1 else {"a": 2, "b": 2, "c": 2}
+    )
 
 
 def test_a_plan_that_became_impossible_is_replaced() -> None:
     law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 2, "c": 1}, spread=2.0, head_s=30.0)
-    assert held(request_of(law)) == law.blocks
-    assert held(request_of(law, most=2)) == {"a": 2, "b": 2, "c": 2}
-    assert held(request_of(replace(law, stages=stages_of({"sold": 6})))) == {"a": 2, "b": 2, "c": 2}
+    assert held(later(request_of(law))) == law.blocks
+    sold = replace(law, stages=stages_of({"sold": 6}))
+    for request in (request_of(law, most=2), request_of(sold)):
+        assert held(later(request)) == {"a": 2, "b": 2, "c": 2}
 
 
 def test_one_machine_gets_as_many_segments_as_it_has_cores() -> None:
@@ -130,8 +137,8 @@ def test_a_returning_device_is_used_despite_rough_predictions() -> None:
     law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 3}, spread=1.0)
     assert held(request_of(law)) == {"a": 2, "b": 2, "c": 2}  # faster by more than 18 %
     law = law_of(NAMES, apart=True, blocks={"a": 2, "b": 3, "c": 1}, spread=1.0, head_s=30.0)
-    assert held(request_of(law)) == law.blocks
-    assert held(request_of(replace(law, present=("a", "b")))) == {"a": 2, "b": 2, "c": 2}
+    assert held(later(request_of(law))) == law.blocks
+    assert held(later(request_of(replace(law, present=("a", "b"))))) == {"a": 2, "b": 2, "c": 2}
 
 
 def test_the_last_plan_is_compared_after_an_idle_device_is_lost() -> None:
@@ -337,7 +344,8 @@ def test_a_head_that_takes_time_for_each_micro_batch_makes_them_fewer(
     """Else the head's time follows the size of micro-batches, and more of them overlap more."""
     law = law_of(NAMES, m=8, apart=True, blocks={"a": 6}, head_s=2.0, head_pace_s=2.0)
     law = replace(law, launch=LaunchTimes(head_s=launch_s, head_pace_s=launch_s))
-    assert planned(request_of(law, block_s=0.1), 3.0).num_micro_batches == expected
+    request = request_of(law, block_s=0.1)
+    assert planned(request, 3.0).num_micro_batches == micro_batches(request) == expected
 
 
 def test_an_order_that_memory_requires_is_kept() -> None:
