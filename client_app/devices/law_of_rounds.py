@@ -64,16 +64,16 @@ def law_after(
     return fitted_to_last(law, known, batch_size, plan.schedule)
 
 
-def launch_times(before: StepLaw, now: StepLaw) -> LaunchTimes:
+def launch_times(before: StepLaw, now: StepLaw, known: LaunchTimes) -> LaunchTimes:
     """Return the part of the control unit's times ``now`` that a micro-batch of any size takes.
 
     If the law ``before`` has another number of micro-batches, this is a of the line a + b/m through
-    the times of both, else it is the part in ``before``.
+    the times of both, else it is the ``known`` part.
     """
     m, n = before.num_micro_batches, now.num_micro_batches
     found = {}
     for name in OWN_TIMES:
-        old_s, now_s, launch_s = (getattr(each, name) for each in (before, now, before.launch))
+        old_s, now_s, launch_s = (getattr(each, name) for each in (before, now, known))
         if max(m, n) > OTHER_SIZE * min(m, n) and old_s and now_s:
             launch_s = (n * now_s - m * old_s) / (n - m)
         found[name] = not_tiny(min(max(launch_s, 0.0), now_s))
@@ -82,8 +82,8 @@ def launch_times(before: StepLaw, now: StepLaw) -> LaunchTimes:
 
 def with_other_size(law: StepLaw, other: StepLaw) -> StepLaw:
     """Return the ``law`` with what rounds with another number of micro-batches have shown."""
-    other = replace(other, launch=law.launch)
-    return replace(law, launch=launch_times(other, law), measured=_measured(other, law))
+    launch = launch_times(other, law, known=law.launch)
+    return replace(law, launch=launch, measured=_measured(other, law))
 
 
 def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> StepLaw:
@@ -104,7 +104,7 @@ def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> S
         cores=cores,
         spread=_spread(before.spread, error),
         spread_of_new=max(of_new, _LEAST_SPREAD),
-        launch=launch_times(before, now),
+        launch=launch_times(before, now, known=before.launch),
         measured=_measured(before, now),
     )
     if before.num_micro_batches != now.num_micro_batches:  # other tensors, other times

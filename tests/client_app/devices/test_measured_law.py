@@ -573,17 +573,20 @@ def test_launch_times_follow_from_two_numbers_of_micro_batches() -> None:
 def test_noise_makes_no_impossible_launch_times() -> None:
     """A smaller micro-batch may seem to take longer, or a larger one more than in proportion."""
     law, other = real_law(64, True), replace(real_law(64, True), num_micro_batches=2)
+    known = LaunchTimes()
     for factor, share in ((0.2, 1.0), (5.0, 0.0)):
         slow = replace(other, **{name: factor * getattr(other, name) for name in OWN_TIMES})
-        found = launch_times(slow, law)
+        found = launch_times(slow, law, known)
         expected = [share * getattr(law, name) for name in OWN_TIMES]
         assert astuple(found) == pytest.approx(expected)
     none = replace(other, head_pace_s=0.0)  # it never had a queue
-    assert launch_times(none, law).head_pace_s == launch_times(law, none).head_pace_s == 0.0
+    for each in ((none, law), (law, none)):
+        assert launch_times(*each, known).head_pace_s == 0.0
     close = replace(real_law(64, True), num_micro_batches=3)
-    assert launch_times(close, law) == LaunchTimes()
+    assert launch_times(close, law, known) == known
     rounded = replace(law, num_micro_batches=6, head_s=0.1), replace(other, head_s=0.3)
-    assert launch_times(*rounded).head_s == launch_times(*rounded[::-1]).head_s == 0.0
+    for each in (rounded, rounded[::-1]):
+        assert launch_times(*each, known).head_s == 0.0
 
 
 def test_the_pace_of_answers_stays_while_the_head_has_no_queue() -> None:
@@ -605,6 +608,8 @@ def test_a_trial_with_another_number_of_micro_batches_adds_its_plan() -> None:
     assert law.measured == (*many.measured, replace(few.measured[0], weight=0.8))
     again = replace(many, launch=LaunchTimes())
     assert with_other_size(many, again) == many  # that cluster could have no other number
+    quick = replace(few, launch=LaunchTimes(), head_s=many.launch.head_s / 2)  # noise
+    assert with_other_size(many, quick).launch.head_s == many.head_s
 
 
 def test_times_that_become_too_small_for_a_law_count_as_none() -> None:
