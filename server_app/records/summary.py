@@ -146,7 +146,7 @@ def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
     if error is None:
         return "completed", None, 0
     if isinstance(error, KeyboardInterrupt | SystemExit):  # Flower stops runs with SystemExit
-        return "interrupted", "interrupted", 1
+        return "interrupted", "interrupted", 130
     if isinstance(error, CollaPipeError):
         return "failed", str(error), error.exit_status
     return "failed", f"{type(error).__name__}: {error}", 1

@@ -24,7 +24,7 @@ from server_app.records.summary import (
     "error", [KeyboardInterrupt(), SystemExit(0)]
 )  # Flower stops a run with SystemExit
 def test_a_stopped_run_has_the_status_interrupted(error: BaseException) -> None:
-    assert _outcome(error) == ("interrupted", "interrupted", 1)
+    assert _outcome(error) == ("interrupted", "interrupted", 130)
 
 
 @pytest.mark.parametrize(
