@@ -70,6 +70,13 @@ def test_an_added_option_that_no_run_has_is_named(tmp_path: Path) -> None:
     assert warning == "rounds: no effect, because no run has this option"
 
 
+def test_feedback_of_activations_that_are_not_rounded_is_named(tmp_path: Path) -> None:
+    feedback = "compression.feedback=true"
+    (warning,) = unused_options(settings_of(tmp_path, [feedback]))
+    assert warning == "compression.feedback: no effect with compression.activation=float32"
+    assert not list(unused_options(settings_of(tmp_path, [feedback, "compression=int8"])))
+
+
 def test_options_that_are_used_or_defaults_are_not_named(tmp_path: Path) -> None:
     options = [*SERVER, "environment=mobile", "decoder.mode=control_unit", "pipeline.relay=true"]
     assert not list(unused_options(settings_of(tmp_path, options)))

@@ -89,6 +89,8 @@ def _not_used(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "framework.train=false", _OF_TRAINING
     elif not framework.aggregate:
         yield name, ("server_optimizer",)
+    if settings.compression.activation == "float32":  # rows are sent whole, yet with their numbers
+        yield "compression.activation=float32", ("compression.feedback",)
     owned = settings.runtime.name == "deployment"  # owners' files may name real devices
     if not owned and not hasattr(settings.build("cluster"), "roster"):
         yield "simulated devices", _OF_DEVICES
