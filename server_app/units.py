@@ -98,8 +98,7 @@ class Units:
         reply, or its number or name is taken or out of range. Nodes without a usable reply on
         their rows are not asked here: ``ask_again`` asks them.
 
-        Raises ``ConfigError`` if there are too few or too many nodes. If no unit remains, raises
-        ``ConfigError`` if some cannot use the run's options or data, else ``RoundFailedError``.
+        Raises as ``rows`` does, but without ``federation.min_units`` only if no unit remains.
         """
         num_units, failed = self.settings.federation.num_units, self.places.failed
         nodes = connected(self.grid, self.settings)
@@ -110,8 +109,9 @@ class Units:
         failures = {**later, **failures}
         silent = [node for node, failure in failures.items() if failure.kind == SILENT]
         self._calls |= dict.fromkeys(silent, Pause().longer(1))
-        if not reported:
-            raise too_few(self.places, 0, len(nodes), 1, failures)
+        least = self.settings.federation.min_units or 1
+        if len(reported) < least:
+            raise too_few(self.places, len(reported), len(nodes), least, failures)
         certified = self.places.certified()
         places = {node: self.places.place(node, certified) for node in failures}
         known = {places[node]: failure for node, failure in failures.items()}

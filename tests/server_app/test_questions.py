@@ -227,6 +227,21 @@ def test_too_few_units_end_the_run_with_an_error_of_a_unit() -> None:
     assert str(few.value).count("ConfigError:") == 1
 
 
+def test_too_few_units_with_a_usable_state_end_the_run() -> None:
+    """Their rows may be usable, but, for example, not their devices."""
+
+    def with_rows_only(message: Message, context: Context) -> RecordDict:
+        has_rows = message.metadata.message_type == records.ROWS
+        return cast(RecordDict, (honest() if has_rows else failing)(message, context))
+
+    answers = {0: honest(), 1: with_rows_only, 2: with_rows_only}
+    units = Units(federated(answers), run_settings(min_units=2))
+    assert [*units.rows()] == [0, 1, 2]
+    with pytest.raises(ConfigError, match="1 of 3 units can begin, at least 2 must"):
+        units.discover()
+    assert len(Units(federated(answers), run_settings()).discover()) == 3
+
+
 def test_a_cause_common_to_all_units_is_reported_first_and_once() -> None:
     answers = {n: lambda *_: records.pack(Failure("ConfigError", "no column")) for n in range(3)}
     with pytest.raises(ConfigError, match=r'^"no column" \(0 of 3 units can begin\)$'):
