@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 
 from collapipe import config
+from collapipe.config import Settings
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
 from collapipe.text.vocabulary import Vocabulary
@@ -27,7 +28,15 @@ _OPTIONS = (
 
 def decoder_session(unit: int, round_: int, *overrides: str) -> DecoderSession:
     """Return a session with its own head that waits for no other unit; the unit has three rows."""
-    settings = config.load_overrides([*_OPTIONS, *overrides])
+    return session_with(decoder_settings(*overrides), unit, round_)
+
+
+def decoder_settings(*overrides: str) -> Settings:
+    return config.load_overrides([*_OPTIONS, *overrides])
+
+
+def session_with(settings: Settings, unit: int, round_: int) -> DecoderSession:
+    """Return a session as ``decoder_session`` does."""
     part = HeadPart(HEAD, settings.model.build_head(VOCABULARY), settings.optimizer)
     coder = ChangeCoder(ActivationMemory(), round_, 3)
     return DecoderSession(

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from decoder_session import decoder_session
+from decoder_session import decoder_session, decoder_settings, session_with
 from frame_bytes import encode
 from new_threads import product
 from sections import link_settings
@@ -835,8 +835,9 @@ def test_more_targets_than_a_head_can_learn_from_are_refused(
 ) -> None:
     """A unit's weight is the number of its target tokens. Each sample has three tokens, and a
     decoder's target at most five."""
+    settings = decoder_settings("task.max_length=5")  # the task has a decoder
     monkeypatch.setattr(TransformerSpec, "head", head)
-    mine = session(0)
+    mine = session_with(settings, 0, 3)
     mine.begin(4, 1, 2 * length if fits else 20)
     targets = torch.ones(2, length, dtype=torch.int64)
     if fits:
