@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from collapipe.formatting import counted
 from collapipe.inventory.values import (
     Address,
     Blocks,
@@ -167,7 +168,7 @@ class ClusterSection(Section):
         elif not num_channels:
             yield ("uplink",), "there are no channels; add channels, or remove it"
         elif (given := len(self.uplink.gain_db)) != num_channels:
-            fault = f"has {given} entries, expected {num_channels}, one for each channel"
+            fault = f"{counted(given, 'value')}, expected {num_channels}, one for each channel"
             yield ("uplink", "gain_db"), fault
 
     def _faults_of_links(self) -> Iterator[tuple[Loc, str]]:
@@ -250,7 +251,7 @@ class InventorySection(Section):
             yield ("round",), "there are no channels; add channels, or remove it"
         given, wanted = len(self.round.queues), len(self.clusters)
         if "queues" in self.round.model_fields_set and given != wanted:
-            fault = f"has {given} entries, expected {wanted}, one for each cluster"
+            fault = f"{counted(given, 'value')}, expected {wanted}, one for each cluster"
             yield ("round", "queues"), fault
 
 

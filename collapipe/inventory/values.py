@@ -44,6 +44,8 @@ def _decibels(value: float) -> float:
 def _text(given: object) -> str:
     if not isinstance(given, str) or not given.strip() or not is_printable(given):
         raise ValueError("must be a text of one line")
+    if isinstance(given, Scalar) and not given.is_quoted and given.lower() in ("~", "null"):
+        raise ValueError("must be a text")  # YAML's null, which the file's error calls empty
     return str(given)
 
 

@@ -230,6 +230,7 @@ def test_a_number_can_be_written_in_every_usual_form(tmp_path: Path, number: str
     [
         ("max_blocks: }", ":12: clusters[0].devices[0].max_blocks"),
         ("memory_bytes: null}", ":12: clusters[0].devices[0].memory_bytes"),
+        ("process_id: Null}", ":12: clusters[0].devices[0].process_id"),
         ("energy_j: ~, power_w: 3}", ":12: clusters[0].devices[0].energy_j"),
         ("max_blocks: 3}\nchannels:", ":13: channels"),
     ],
@@ -284,7 +285,7 @@ def test_a_file_that_is_not_an_inventory_is_refused(
         (
             "[-10, 0, 20]",
             "[0, 20]",
-            ":13: clusters[0].uplink.gain_db: has 2 entries, expected 3, one for each channel",
+            ":13: clusters[0].uplink.gain_db: 2 values, expected 3, one for each channel",
         ),
         ("[-10, 0, 20]", "[0, 20, loud]", "gain_db[2]=loud: "),
         ("[-10, 0, 20]", "[0, 20, 180.1]", "gain_db[2]=180.1: must be from -180 dB to 180 dB"),
@@ -300,7 +301,7 @@ def test_a_file_that_is_not_an_inventory_is_refused(
         (
             "channels:",
             "round: {queues: [1, 2]}\nchannels:",
-            "round.queues: has 2 entries, expected 1, one for each cluster",
+            "round.queues: 2 values, expected 1, one for each cluster",
         ),
         (
             "channels:",
