@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -61,6 +62,25 @@ def assert_equal(local: Path, simulated: Path, file: str) -> None:
     expected, found = (load_file(each / file) for each in (local, simulated))
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_an_interrupted_simulation_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flower ends the server's app, which writes no summary."""
+    run_dir = tmp_path / "run"
+
+    def interrupted(*_: object) -> None:
+        (run_dir / "checkpoints" / "000002").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    with (
+        patch("collapipe.cli.simulation.run_simulation", interrupted),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run_job([*TINY, "runtime=simulation", f"hydra.run.dir={run_dir}"])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == f"go on after round 2 with: collapipe resume {run_dir}"
 
 
 @pytest.mark.parametrize(

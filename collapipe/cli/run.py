@@ -256,17 +256,23 @@ def _run_simulated(settings: Settings, resume: str | None) -> None:
     from collapipe.runs.confirmation import resume_command
     from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
+    from collapipe.runs.reading import how_to_go_on
     from collapipe.runs.rows import check_source, load_server_rows
 
-    run_dir = Path(settings.run_dir)
+    run_dir, how = Path(settings.run_dir), resume_command(settings)
     # Raise errors in folders and the server's rows here, before Flower starts anything.
     with RunFolder(run_dir, resumed=resume is not None).locked():
         check_source(settings)
         if settings.evaluates_on_server:
             load_server_rows(settings)
     with app_folder() as app:
-        if not run_simulation(app, settings, resume):
-            raise take_failure(run_dir, resume_command(settings))
+        try:
+            succeeded = run_simulation(app, settings, resume)
+        except KeyboardInterrupt:
+            print(how_to_go_on(run_dir, how), flush=True)
+            raise
+        if not succeeded:
+            raise take_failure(run_dir, how)
 
 
 def _run_deployed(settings: Settings, resume: str | None) -> None:
