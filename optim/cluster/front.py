@@ -15,7 +15,13 @@ from optim.cluster.kept import kept_point
 from optim.cluster.plan import cluster_plan
 from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterProblem, ClusterSolver, Partition, UplinkTimes
-from optim.simulated_plan import law_for, simulated, simulated_front, simulates
+from optim.simulated_plan import (
+    law_for,
+    simulated,
+    simulated_front,
+    simulates,
+    with_micro_batches,
+)
 
 
 def front_of(
@@ -36,6 +42,9 @@ def front_of(
         return stays
     if shares(solve) and not _may_share(cluster, problem, solve, kept, rng):
         solve = single(solve)
+    if law and not kept and (shares(solve) or is_exact(solve)):  # other rules have their own m
+        m, most = law.num_micro_batches, request.num_segments
+        problem = with_micro_batches(problem, m, law.stages, most)
     try:
         front = solve_cached(problem, solve, rng)
     except InfeasibleRoundError:

@@ -52,10 +52,10 @@ def cluster_problem(
     law, kept = cluster.step if cluster.real_devices else None, request.kept_by(cluster.unit)
     if law is not None:
         problem = as_measured(problem, law)
-    if (known := kept or law) is None:
+    if kept is None:
         return problem
-    m, stages = known.num_micro_batches, law.stages if law else ()
-    return with_micro_batches(problem, m, stages, request.num_segments)
+    stages = law.stages if law else ()
+    return with_micro_batches(problem, kept.num_micro_batches, stages, request.num_segments)
 
 
 def head_places(uplink: Uplink | None) -> tuple[HeadPlace | None, ...]:

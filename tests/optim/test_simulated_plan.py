@@ -72,10 +72,10 @@ def test_a_run_keeps_the_number_of_micro_batches_of_its_first_round() -> None:
 
 
 def test_m_is_chosen_freely_if_memory_forbids_the_measured_one() -> None:
-    request = request_of(law_of(NAMES, m=1, apart=True), most=3)
+    request = later(request_of(law_of(NAMES, apart=True), most=3), m=1)
     problem = cluster_problem(request, request.clusters[0], "overlap")
     assert (problem.min_micro_batches, problem.max_micro_batches) == (1, 1)
-    request = request_of(law_of(NAMES, m=1, apart=True), most=1)
+    request = later(request_of(law_of(NAMES, apart=True), most=1), m=1)
     problem = cluster_problem(request, request.clusters[0], "overlap")
     assert (problem.min_micro_batches, problem.max_micro_batches) == (1, 8)
 
@@ -162,6 +162,9 @@ def test_a_prescribed_split_is_not_replaced() -> None:
     assert held(request) == {"a": 3, "b": 3}
     for rule in ("pipeline", "gpipe"):
         assert held(replace(request, partition=rule)) == {"a": 2, "b": 2, "c": 2}
+    of_eight = replace(request, partition="pipeline", num_micro_batches=8)
+    assert micro_batches(of_eight) == 8  # the rule's number, not the measured one
+    assert micro_batches(later(of_eight)) == 4
 
 
 def test_measured_steps_are_ignored_if_the_head_has_two_places() -> None:
