@@ -1,6 +1,6 @@
 """The front of a cluster with one schedule: searched, kept from an earlier round, or simulated."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -35,42 +35,98 @@ def front_of(
 
     Raises ``InfeasibleRoundError`` if the devices cannot hold the model.
     """
-    before = rng.bit_generator.state
     law, kept = law_for(cluster), request.kept_by(cluster.unit)
     stays = _kept_front(kept, problem, request, cluster) if kept and kept.shares else ()
     if stays:
         return stays
     if shares(solve) and not _may_share(cluster, problem, solve, kept, rng):
         solve = single(solve)
-    if law and not kept and (shares(solve) or is_exact(solve)):  # other rules have their own m
-        m, most = law.num_micro_batches, request.num_segments
-        problem = with_micro_batches(problem, m, law.stages, most)
+    if law is None:
+        found = _by_closed_law(problem, request, solve, rng)
+    else:
+        found = _by_measured_law(problem, law, request, kept is None, solve, rng)
+    planned = tuple(_of_round(point, request, cluster) for point in found)
+    if kept and not kept.shares and not keeps(kept, planned, request, cluster):
+        return _kept_front(kept, problem, request, cluster) or planned
+    return planned
+
+
+def _by_closed_law(
+    problem: ClusterProblem, request: RoundRequest, solve: ClusterSolver, rng: np.random.Generator
+) -> Sequence[Partition]:
+    front = _solved(problem, request, solve, rng)
+    if shares(solve):
+        more = _of_fewer_segments(front, problem, solve, rng)
+        front = tuple(sorted((*more, *front), key=lambda point: point.num_segments))
+    return _with_few_segments(front, request)
+
+
+def _by_measured_law(
+    problem: ClusterProblem,
+    law: StepLaw,
+    request: RoundRequest,
+    first: bool,
+    solve: ClusterSolver,
+    rng: np.random.Generator,
+) -> Sequence[Partition]:
+    """Return the front by simulated times. Only the exact solvers' points are exchanged for better
+    ones, and in a run's ``first`` round for those with another m; other rules keep theirs."""
+    exact, limits = shares(solve) or is_exact(solve), (request.num_segments, shares(solve))
+    if exact and first:
+        m = law.num_micro_batches
+        problem = with_micro_batches(problem, m, law.stages, request.num_segments)
+    front = _with_few_segments(_solved(problem, request, solve, rng), request)
+    if not exact:
+        return [
+            simulated(each, problem, law, request.schedule) if simulates(each) else each
+            for each in front
+        ]
+    if first and all(map(simulates, front)):
+        problem = replace(problem, min_micro_batches=1, max_micro_batches=request.num_micro_batches)
+        front += _of_all_sizes(problem, law, solve, rng)
+    return simulated_front(front, problem, law, request.schedule, *limits)
+
+
+def _of_all_sizes(
+    problem: ClusterProblem, law: StepLaw, solve: ClusterSolver, rng: np.random.Generator
+) -> Iterator[Partition]:
+    """Yield the fronts of m that is a power of 2 or the law's."""
+    most = problem.max_micro_batches
+    powers = {2**power for power in range(most.bit_length())}
+    for m in sorted(m for m in powers | {law.num_micro_batches} if m <= most):
+        of_m = replace(problem, min_micro_batches=m, max_micro_batches=m)
+        for each in (solve, single(solve)):
+            with suppress(InfeasibleRoundError):
+                yield from filter(simulates, solve_cached(of_m, each, rng))
+
+
+def _solved(
+    problem: ClusterProblem, request: RoundRequest, solve: ClusterSolver, rng: np.random.Generator
+) -> Front:
+    """Return the solver's front. A framework's rule ignores limits if it exceeds them; it then
+    draws the same numbers, so that limits do not change its choice."""
+    before = rng.bit_generator.state
     try:
-        front = solve_cached(problem, solve, rng)
+        return solve_cached(problem, solve, rng)
     except InfeasibleRoundError:
         if request.partition is None:
             raise
-        # The framework's rule ignores limits. Draw the same numbers, so that limits do not change
-        # the choice.
         rng.bit_generator.state = before
         front = solve_cached(problem.unlimited(), solve, rng)
-        front = tuple(replace(point, over_limits=True) for point in front)
-    if shares(solve) and law is None:
-        more = _of_fewer_segments(front, problem, solve, rng)
-        front = tuple(sorted((*more, *front), key=lambda point: point.num_segments))
+        return tuple(replace(point, over_limits=True) for point in front)
+
+
+def _with_few_segments(front: Front, request: RoundRequest) -> list[Partition]:
+    """Return the points with at most the request's segments. Raises ``InfeasibleRoundError`` if
+    there are none."""
     most = request.num_segments or request.num_blocks
     few = [point for point in front if point.num_segments <= most]
-    if few and law is not None:
-        few = _by_law(few, problem, law, request, cluster.unit, solve, rng)
     if not few:
         raise InfeasibleRoundError(
             f"no plan was found with fewer than {front[0].num_segments} segments, "
             f"pipeline.num_segments={most}; raise it"
         )
-    planned = tuple(_of_round(point, request, cluster) for point in few)
-    if kept and not kept.shares and not keeps(kept, planned, request, cluster):
-        return _kept_front(kept, problem, request, cluster) or planned
-    return planned
+    return few
 
 
 def _of_fewer_segments(
@@ -121,41 +177,6 @@ def _may_share(
         solve_cached(problem, single(solve), rng)
         return False
     return True
-
-
-def _by_law(
-    front: list[Partition],
-    problem: ClusterProblem,
-    law: StepLaw,
-    request: RoundRequest,
-    unit: int,
-    solve: ClusterSolver,
-    rng: np.random.Generator,
-) -> list[Partition]:
-    """Return the front by simulated times. Only the exact solvers' points are exchanged for better
-    ones; other rules keep theirs."""
-    if not (shares(solve) or is_exact(solve)):
-        return [
-            simulated(each, problem, law, request.schedule) if simulates(each) else each
-            for each in front
-        ]
-    if request.kept_by(unit) is None and all(map(simulates, front)):
-        # the first round chooses m, too
-        most = request.num_micro_batches
-        problem = replace(problem, min_micro_batches=1, max_micro_batches=most)
-        for m in _sizes(law, most):
-            of_m = replace(problem, min_micro_batches=m, max_micro_batches=m)
-            for each in (solve, single(solve)):
-                with suppress(InfeasibleRoundError):
-                    front += filter(simulates, solve_cached(of_m, each, rng))
-    limits = request.num_segments, shares(solve)
-    return simulated_front(front, problem, law, request.schedule, *limits)
-
-
-def _sizes(law: StepLaw, most: int) -> list[int]:
-    """Return the numbers of micro-batches that are compared: powers of 2, and the last one."""
-    powers = {2**power for power in range(most.bit_length())}
-    return sorted(m for m in powers | {law.num_micro_batches} if m <= most)
 
 
 def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) -> Partition:
