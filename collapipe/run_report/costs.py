@@ -28,7 +28,6 @@ def phases(run: Run) -> Markup:
         return note(f"Nothing was trained. Planning took {mean} a round in the mean, measured.")
     names = sorted({name for line in run.rounds for name in line.seconds if name.startswith(_UNIT)})
     server = {name: _total(run, name) for name in _SERVER}
-    server["send"] = max(0.0, server["send"] - planning)  # the file's "send" includes planning
     units = {name.removeprefix(_UNIT): _total(run, name) for name in names}
     whole, rounds = sum(server.values()) or 1.0, len(run.rounds)
     trained = sum(not line.seconds.keys().isdisjoint(names) for line in run.rounds)
@@ -156,5 +155,16 @@ def traffic(run: Run) -> Markup:
         ]
         drawn.append(lines(title, "round", "MB", series, zero=True))
     totals = ", ".join(f"{sum(each):,.1f} MB {name}" for name, each in sizes.items())
-    legend = "Up: activations of all local steps and the upload; down: gradients and the download."
+    outside = (
+        run.summary.bytes_down - sum(each.bytes_down for each in run.rounds) if run.summary else 0
+    )
+    legend = (
+        "Up: activations of all local steps, the upload, and units' states for checkpoints; down: "
+        "gradients and the download."
+    )
+    if outside > 0:
+        legend += (
+            f" Outside rounds {outside / 1e6:,.1f} MB more went down: frozen weights, restored "
+            "states, and weights for evaluation on units."
+        )
     return join(charts(*drawn), note(f"{totals}. {legend}"))

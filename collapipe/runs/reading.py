@@ -14,7 +14,7 @@ from collapipe.config.resolved import value_at
 from collapipe.config.trust import read_tree, version_of
 from collapipe.errors import ConfigError, printable, unit_called
 from collapipe.formatting import counted, seconds
-from collapipe.report import RoundReport, Score
+from collapipe.report import Count, RoundReport, Score
 from collapipe.runs.checked_json import checked, text_of, valid
 from collapipe.runs.folder import check_there
 
@@ -36,6 +36,7 @@ class Summary:
     metric: Score | None = None
     test_loss: float | None = None
     wall_s: float | None = None
+    bytes_down: Count = 0  # in rounds, and before and between them
 
     @property
     def completed(self) -> bool:

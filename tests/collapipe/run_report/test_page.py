@@ -260,6 +260,17 @@ def test_a_run_that_sent_no_bytes_has_no_chart_of_bytes(
     assert "Bytes of each round" not in page.texts
 
 
+def test_bytes_that_were_sent_outside_rounds_are_told(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    """The end of the run prints them, too: they are in ``summary.json`` but in no round."""
+    in_rounds = sum(line["bytes_down"] for line in made_lines(20))
+    write_summary(run, status="completed", error=None, bytes_down=in_rounds)
+    assert "more went down" not in report(run).text
+    write_summary(run, status="completed", error=None, bytes_down=in_rounds + 3_000_000)
+    assert " 3.0 MB more went down" in report(run).text
+
+
 def test_the_figures_of_a_run_without_uploads_are_marked(
     run: Path, report: Callable[..., Page]
 ) -> None:
@@ -319,11 +330,11 @@ def test_a_ratio_is_drawn_only_if_modelled_delays_differ(
 
 
 def test_phases_of_the_server_add_up(run: Path) -> None:
-    """The time of sending includes the time of planning."""
-    seconds_ = {"plan": 1.0, "send": 3.0, "train": 5.0, "aggregate": 1.0, "round": 9.0}
+    """As ``Phases`` measures them: the time of sending does not include that of planning."""
+    seconds_ = {"plan": 1.0, "send": 3.0, "train": 5.0, "aggregate": 1.0, "round": 10.0}
     write_lines(run, [{**line, "seconds": seconds_} for line in made_lines(20)])
     texts = Page(phases(read_run(run))).texts
-    for share in ("11.1%", "22.2%", "55.6%"):
+    for share in ("10.0%", "30.0%", "50.0%"):
         assert any(text.endswith(f", {share}") for text in texts)
 
 
