@@ -85,6 +85,8 @@ def lines(
             axes.update_datalim([(0.0 if across == "round" else x, 0.0 if zero else y)])
         axes.grid(axis="y")
         _ticks(axes.yaxis, 5)
+        if zero and axes.dataLim.y0 >= 0:  # also if all values are 0
+            axes.set_ylim(bottom=0)
 
     svg = picture(title, (across, up), (_WIDTH, _HEIGHT), (_LEFT, _RIGHT, _TOP), draw)
     named = len(shown) > 1 or any(each.band for each in shown)

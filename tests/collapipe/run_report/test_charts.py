@@ -47,6 +47,7 @@ def test_the_first_and_the_last_label_of_an_axis_fit_in_the_picture() -> None:
 def test_an_axis_begins_at_0_if_requested() -> None:
     drawn = (lines("a", "s", "", _series((1, 4), (2, 4.8)), zero=zero) for zero in (True, False))
     assert [" 0 1 2 3 4 5 " in Page(each).text for each in drawn] == [True, False]
+    assert "−" not in Page(lines("a", "s", "", _series((1, 0), (2, 0)), zero=True)).text
 
 
 @pytest.mark.parametrize(
