@@ -175,7 +175,7 @@ def _scalars(line: RoundReport) -> dict[str, float]:
         "round/clock_s": line.clock_s,
         "round/units": len(line.units),
     }
-    if round_s := line.seconds.get("round"):
+    if "train" in line.seconds and (round_s := line.seconds["round"]):
         found["train/tokens_per_s"] = line.input_tokens / round_s
     found |= {f"queue/unit_{unit}": queue for unit, queue in enumerate(line.kept_queues)}
     if line.metric:

@@ -160,7 +160,7 @@ def _end_rows(
     rows = {"run": f"{ended} {counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
     if history.losses:
         rows["train loss"] = f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}"
-    if "causal" in settings.task.heads:
+    if "causal" in settings.task.heads and history.input_tokens:
         rows["speed"] = f"{history.tokens_per_s:,.0f} tokens/s in rounds"
     if history.skipped:
         rows["skipped"] = f"{history.skipped} of these rounds were skipped"
@@ -240,8 +240,10 @@ def noise_warning(settings: Settings, weights: int) -> str | None:
 def clock_text(history: History, clock: str) -> str:
     """Describe the run's clock, such as ``144.7 s, modelled, uploads not counted``. Uploads are not
     counted if the strategy plans no channels."""
-    missing = "" if history.uploads_counted or clock != "modelled" else ", uploads not counted"
-    return f"{history.clock_s:,.1f} s, {clock}{missing}"
+    if clock == "real":
+        return f"{history.clock_s:,.1f} s, measured"
+    missing = "" if history.uploads_counted else ", uploads not counted"
+    return f"{history.clock_s:,.1f} s, modelled{missing}"
 
 
 def sent(history: History) -> dict[str, str]:

@@ -13,7 +13,7 @@ from run_files import rounds_of, summary_of
 
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
-from server_app.records.run_log import csv_row, mlflow_log
+from server_app.records.run_log import _scalars, csv_row, mlflow_log
 
 
 def test_metrics_csv_has_a_row_for_each_round(tmp_path: Path) -> None:
@@ -24,6 +24,13 @@ def test_metrics_csv_has_a_row_for_each_round(tmp_path: Path) -> None:
     assert [row["round"] for row in rows] == ["1", "2"]
     assert tuple(rows[0]) == tuple(csv_row(round_report()))
     assert [float(row["train_loss"]) for row in rows] == [line["train_loss"] for line in lines]
+
+
+def test_a_round_without_training_has_no_speed() -> None:
+    phases = {"plan": 2.0, "round": 2.0}
+    assert "train/tokens_per_s" not in _scalars(round_report(seconds=phases))
+    trained = round_report(seconds=phases | {"train": 1.0}, input_tokens=6)
+    assert _scalars(trained)["train/tokens_per_s"] == 3.0
 
 
 def test_mlflow_gets_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,16 @@ def test_a_unit_may_have_the_name_of_another_row() -> None:
     assert [name for name, _ in rows] == ["run", "clock", *names, "bytes"]
 
 
+def test_only_a_run_that_trained_has_a_speed() -> None:
+    settings = load_overrides(
+        ["task=causal_lm", "data=synthetic", "model=huggingface", "model.family=gpt2"]
+    )
+    for tokens in (0, 6):
+        history = History(0.0, input_tokens=tokens, rounds_s=2.0)
+        rows = dict(_end_rows(history, settings, "completed", 1.0, str))
+        assert rows.get("speed") == ("3 tokens/s in rounds" if tokens else None)
+
+
 def test_a_run_that_sent_nothing_has_no_row_of_bytes() -> None:
     assert sent(History(0.0)) == {}
     expected = {"bytes": "1,234.5 MB up, 0.1 MB down"}
@@ -64,7 +74,7 @@ def test_a_run_that_sent_nothing_has_no_row_of_bytes() -> None:
     [
         (1.5, "modelled", "12.0 s, modelled"),
         (None, "modelled", "12.0 s, modelled, uploads not counted"),
-        (None, "real", "12.0 s, real"),
+        (None, "real", "12.0 s, measured"),
     ],
 )
 def test_the_summary_says_if_the_clock_excludes_uploads(
