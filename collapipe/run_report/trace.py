@@ -205,14 +205,14 @@ def draw(trace: Trace, file: Path) -> None:
     """
     named = (each for each in trace.events if each["name"] == "process_name")
     names = {each["pid"]: each["args"]["name"] for each in named}
-    busy_s = defaultdict[tuple[int, int], float](float)
+    spans = defaultdict[tuple[int, int], list[tuple[float, float]]](list)
     figure = Figure((_WIDTH_IN, _ROW_IN * len(names) + _MARGIN_IN), layout="constrained")
     axes = figure.subplots()
     for each, begin in _typical_step(each for each in trace.events if each["ph"] == "X"):
         _, top, height, color = _LANES[each["tid"]]
         lane = list(names).index(each["pid"]) + top, height
         bar = (each["ts"] - begin) / 1e6, each["dur"] / 1e6
-        busy_s[each["pid"], each["tid"]] += bar[1]
+        spans[each["pid"], each["tid"]].append((bar[0], sum(bar)))
         axes.broken_barh(
             [bar],
             lane,
@@ -221,12 +221,11 @@ def draw(trace: Trace, file: Path) -> None:
             linewidth=0.4,
             zorder=1 if each["tid"] == WAIT else 2,  # a head may wait while it computes
         )
-    planned = {
-        pid: f"planned {seconds(busy_s[pid, PLANNED])}" if (pid, PLANNED) in busy_s else "no plan"
-        for pid in names
-    }
+    busy = {where: seconds(covered(each)) for where, each in spans.items()}
     labels = [
-        f"{name}\n{seconds(busy_s[pid, COMPUTE])}, {planned[pid]}" for pid, name in names.items()
+        f"{name}\n{busy.get((pid, COMPUTE), seconds(0))}, "
+        + (f"planned {busy[pid, PLANNED]}" if (pid, PLANNED) in busy else "no plan")
+        for pid, name in names.items()
     ]
     name_rows(axes, labels, f"a step of round {trace.round}, of median length")
     axes.set_xlim(left=0)
@@ -234,6 +233,15 @@ def draw(trace: Trace, file: Path) -> None:
     patches = [Patch(facecolor=color, label=label) for label, *_, color in _LANES.values()]
     figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False)
     save_plot(figure, file)
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the time in at least one span: a head may get a submission while it computes."""
+    total_s, until_s = 0.0, -math.inf
+    for begin_s, end_s in sorted(spans):
+        total_s += max(0.0, end_s - max(begin_s, until_s))
+        until_s = max(until_s, end_s)
+    return total_s
 
 
 def _typical_step(slices: Iterable[Event]) -> Iterator[tuple[Event, float]]:

@@ -22,6 +22,7 @@ from collapipe.run_report.trace import (
     _stage_numbers,
     _tables,
     _typical_step,
+    covered,
     read_trace,
 )
 from collapipe.runs.reading import read_run
@@ -97,6 +98,12 @@ def test_a_picture_and_a_timeline_are_not_written_at_once(command: Callable[...,
 
 def test_the_step_of_median_length_is_drawn(slices: list[Event]) -> None:
     assert {(each["args"]["step"], begin) for each, begin in _typical_step(slices)} == {(2, 20e6)}
+
+
+def test_a_head_is_busy_once_while_it_computes_and_gets_the_next_submission() -> None:
+    """Its first three submissions, two of them within its first answer."""
+    assert covered([(0, 1), (3, 4), (1, 5), (1.5, 2), (6, 7)]) == 6.0
+    assert covered([]) == 0.0
 
 
 def test_devices_that_share_a_segment_are_one_stage() -> None:
