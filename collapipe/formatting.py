@@ -21,10 +21,15 @@ def seconds(value: float) -> str:
     """Return a time with three digits and a suitable unit."""
     if value == 0:
         return "0 s"
-    scale, unit = next((pair for pair in _UNITS if value >= pair[0]), _UNITS[-1])
+    scale, unit = next((pair for pair in _UNITS if _rounded(value) >= pair[0]), _UNITS[-1])
     scaled = value / scale
     text = f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:#.3g}".rstrip(".")
     return f"{text} {unit}"
+
+
+def _rounded(value: float) -> float:
+    """Return the value with three digits, so that 999.9 ms are 1 s and not 1,000 ms."""
+    return float(f"{value:.3g}")
 
 
 def print_table(
@@ -70,7 +75,7 @@ def three_digits(value: float) -> str:
 
 def amount(value: float, unit: str) -> str:
     """Return an amount with three digits and a suitable prefix: ``1.5 GB``."""
-    scale, prefix = next((pair for pair in _PREFIXES if value >= pair[0]), _PREFIXES[-1])
+    scale, prefix = next((pair for pair in _PREFIXES if _rounded(value) >= pair[0]), _PREFIXES[-1])
     return f"{three_digits(value / scale)} {prefix}{unit}"
 
 

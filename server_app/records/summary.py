@@ -163,7 +163,8 @@ def _end_rows(
     if "causal" in settings.task.heads and history.input_tokens:
         rows["speed"] = f"{history.tokens_per_s:,.0f} tokens/s in rounds"
     if history.skipped:
-        rows["skipped"] = f"{history.skipped} of these rounds were skipped"
+        were = "was" if history.skipped == 1 else "were"
+        rows["skipped"] = f"{history.skipped} of these rounds {were} skipped"
     if history.ended is not None:
         rows["ended early"] = history.ended
     if history.epsilon is not None:
