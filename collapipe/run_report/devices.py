@@ -68,8 +68,10 @@ def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:
     request = request_of(run, line.round)
     for cluster in line.plan.clusters:
         planned = planned_step(run, request, cluster) if request else {}
+        held = {name: each.span.blocks for each in cluster.segments for name in each.devices}
         for each in line.devices.get(cluster.unit, ()):
-            times = [time for time in planned.get(each.name, ()) if not time.sends]
+            kept = held.get(each.name, each.blocks) == each.blocks  # or a device was lost
+            times = [time for time in planned.get(each.name, ()) if kept and not time.sends]
             chunk_s = sum(time.end_s - time.begin_s for time in times) / cluster.num_micro_batches
             yield [
                 f"{run.called(cluster.unit)}, {each.name}",

@@ -101,7 +101,8 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
     first, request = 1, request_of(run, line.round)
     for cluster in line.plan.clusters:
         traced = traces.units.get(cluster.unit, ())
-        planned = planned_step(run, request, cluster) if request else {}
+        kept = not cluster.segments or _is_planned(cluster, traced)
+        planned = planned_step(run, request, cluster) if request and kept else {}
         start_s = min((each.steps[0][0][1] for each in traced if any(each.steps)), default=0.0)
         tables = dict[tuple[int, int], Table]()
         stages, last = _stage_numbers(cluster, traced)
@@ -123,6 +124,12 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
         first += len(traced)
 
 
+def _is_planned(cluster: ClusterPlan, traced: Sequence[DeviceTrace]) -> bool:
+    """Whether the traced steps ran on the plan's devices; if a device was lost, they did not."""
+    names = {each.name for each in traced if each.stage == "segment"}
+    return names == {name for each in cluster.segments for name in each.devices}
+
+
 def _repeated(traced: Sequence[DeviceTrace]) -> set[int]:
     """Return the steps that were computed again after a loss: their heads only repeat answers."""
     heads = (each.steps for each in traced if each.stage == "head")
@@ -134,10 +141,9 @@ def _repeated(traced: Sequence[DeviceTrace]) -> set[int]:
 def _stage_numbers(cluster: ClusterPlan, traced: Sequence[DeviceTrace]) -> tuple[list[int], int]:
     """Return the number of each traced stage, 0 of the embedding, and the head's, the last one.
     Devices that share a segment have the same number, unless the round's plan changed."""
-    names = [each.name for each in traced if each.stage == "segment"]
     segments = [each.devices for each in cluster.segments]
-    if {*names} != {name for each in segments for name in each}:  # a device was lost
-        segments = [(name,) for name in names]
+    if not _is_planned(cluster, traced):
+        segments = [(each.name,) for each in traced if each.stage == "segment"]
     numbers = {name: number for number, each in enumerate(segments, 1) for name in each}
     ends, last = {"embedding": 0, "head": len(segments) + 1}, len(segments) + 1
     return [ends[e.stage] if e.stage in ends else numbers[e.name] for e in traced], last
