@@ -129,8 +129,8 @@ def _devices(run: reading.Run, last: RoundReport) -> list[Line]:
     """Return each real device's work in the last round, and its events."""
     lines = [
         (
-            printable(each.name)[:11],
-            f"{run.called(unit)}: {counted(each.blocks, 'block')}, "
+            "device",
+            f"{printable(each.name)} of {run.called(unit)}: {counted(each.blocks, 'block')}, "
             f"computed {seconds(each.compute_s)}, waited {seconds(each.wait_s)}",
         )
         for unit, devices in last.devices.items()

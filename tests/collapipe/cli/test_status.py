@@ -4,6 +4,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from made_run import (
 )
 
 from collapipe.cli.status import describe
+from collapipe.report import DeviceReport
 from collapipe.runs.folder import LOCK
 from collapipe.runs.reading import read_run
 
@@ -64,6 +66,14 @@ def test_status_of_a_running_run(run: Path) -> None:
     assert lines["BLEU"] == "50 (round 10), evaluation loss " + _loss(10)
     assert lines["clock"] == f"{last['clock_s']:.0f} s, modelled"
     assert lines["units"] == "4 of 4 scheduled units trained"
+
+
+def test_devices_have_their_whole_names(run: Path) -> None:
+    lines, names = list(made_lines(20))[:12], ("raspberry-pi-5-left", "raspberry-pi-5-right")
+    reports = [asdict(DeviceReport(name, 3, *(1.0,) * 7)) for name in names]
+    write_lines(run, [*lines[:-1], lines[-1] | {"devices": {"0": reports}}])
+    shown = [text for label, text in describe(read_run(run), NOW_S) if label == "device"]
+    assert shown == [f"{n} of unit 0: 3 blocks, computed 1.00 s, waited 1.00 s" for n in names]
 
 
 def _loss(number: int) -> str:
