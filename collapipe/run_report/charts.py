@@ -89,7 +89,7 @@ def lines(
             axes.set_ylim(bottom=0)
 
     svg = picture(title, (across, up), (_WIDTH, _HEIGHT), (_LEFT, _RIGHT, _TOP), draw)
-    named = len(shown) > 1 or any(each.band for each in shown)
+    named = len(series) > 1 or any(each.band for each in shown)
     return _captioned(title, svg, [(each.name, key(each.style)) for each in shown if named])
 
 

@@ -13,6 +13,7 @@ from collapipe.runs.evidence import over_seeds
 from collapipe.runs.reading import NO_UPLOADS, Run
 
 _OTHERWISE = "measured differently"
+_DECIMALS = 9  # of percent; the others are rounding errors of sums
 
 
 def _alike(run: Run) -> object:
@@ -213,7 +214,8 @@ def _difference(
         return join("–", _small(NO_UPLOADS))
     if not measure.relative:
         return _with_interval((values[seed] - base[seed] for seed in common), sign="+")
-    return _with_interval((100 * (values[n] - base[n]) / base[n] for n in common), " %", "+")
+    percent = (100 * (values[n] - base[n]) / base[n] for n in common)
+    return _with_interval((round(each, _DECIMALS) for each in percent), " %", "+")
 
 
 def _runs(groups: Sequence[Group]) -> Markup:

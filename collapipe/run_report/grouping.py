@@ -29,8 +29,8 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Title, such as ``A strategy=dssra``."""
-        return f"{self.mark} {self.name}"
+        """Title for a table, such as ``A strategy=dssra``."""
+        return f"{self.mark} {_text(self.name)}"
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

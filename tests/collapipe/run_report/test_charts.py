@@ -44,6 +44,11 @@ def test_the_first_and_the_last_label_of_an_axis_fit_in_the_picture() -> None:
             assert len(text) == 7 and half <= float(x) <= 420 - half
 
 
+def test_a_curve_is_named_if_others_have_no_points() -> None:
+    both = [*_series((1, 4)), Series("empty", 1, [])]
+    assert "<li>" in lines("a", "s", "", both) and "<li>" not in lines("a", "s", "", both[:1])
+
+
 def test_an_axis_begins_at_0_if_requested() -> None:
     drawn = (lines("a", "s", "", _series((1, 4), (2, 4.8)), zero=zero) for zero in (True, False))
     assert [" 0 1 2 3 4 5 " in Page(each).text for each in drawn] == [True, False]

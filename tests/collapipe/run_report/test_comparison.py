@@ -12,6 +12,7 @@ from made_run import SKIPPED, made_lines, make_run, without_uploads, write_lines
 from report_page import Page
 
 from collapipe.config.trust import read_tree
+from collapipe.run_report.grouping import Group
 from collapipe.run_report.learning import TRAIN_LOSS, Curve
 from collapipe.runs.reading import read_run
 
@@ -71,6 +72,21 @@ def test_differences_are_paired_by_seed_with_students_interval(
     half = 4.302653 * 2.0 / math.sqrt(3)  # t(0.975, 2) times the deviation of 10, 12 and 14
     assert mean == pytest.approx(12)
     assert (low, high) == pytest.approx((12 - half, 12 + half), rel=1e-3)
+
+
+def test_rounding_errors_are_no_difference(runs: list[Path], report: Callable[..., Page]) -> None:
+    """The sum of twenty times 0.1 is rounded in another way than that of twelve times."""
+    for folder, rounds in (runs[0], 20), (runs[3], 12):
+        lines = list(made_lines(20))[:rounds]
+        del lines[SKIPPED - 1 : SKIPPED]
+        numbered = [line | {"round": number} for number, line in enumerate(lines, 1)]
+        write_lines(folder, [each | {"cost": each["cost"] | {"delay_s": 0.1}} for each in numbered])
+    page = report(runs[0], runs[3])
+    assert page.rows("delay of a round, s modelled")[-1][1] == "+0 %"
+
+
+def test_a_long_name_of_a_configuration_is_shortened_in_tables() -> None:
+    assert len(Group("A", "option=value " * 50, {}).title) < 70
 
 
 def test_only_common_seeds_are_paired(runs: list[Path], report: Callable[..., Page]) -> None:
