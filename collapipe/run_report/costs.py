@@ -164,7 +164,7 @@ def traffic(run: Run) -> Markup:
     )
     if outside > 0:
         legend += (
-            f" Outside rounds {outside / 1e6:,.1f} MB more went down: frozen weights, restored "
-            "states, and weights for evaluation on units."
+            f" Outside rounds the server sent {outside / 1e6:,.1f} MB more: frozen weights, "
+            "restored states, and weights for evaluation on units."
         )
     return join(charts(*drawn), note(f"{totals}. {legend}"))

@@ -260,15 +260,15 @@ def test_a_run_that_sent_no_bytes_has_no_chart_of_bytes(
     assert "Bytes of each round" not in page.texts
 
 
-def test_bytes_that_were_sent_outside_rounds_are_told(
+def test_bytes_that_were_sent_outside_rounds_are_shown(
     run: Path, report: Callable[..., Page]
 ) -> None:
     """The end of the run prints them, too: they are in ``summary.json`` but in no round."""
     in_rounds = sum(line["bytes_down"] for line in made_lines(20))
     write_summary(run, status="completed", error=None, bytes_down=in_rounds)
-    assert "more went down" not in report(run).text
+    assert "Outside rounds" not in report(run).text
     write_summary(run, status="completed", error=None, bytes_down=in_rounds + 3_000_000)
-    assert " 3.0 MB more went down" in report(run).text
+    assert "Outside rounds the server sent 3.0 MB more" in report(run).text
 
 
 def test_the_figures_of_a_run_without_uploads_are_marked(
