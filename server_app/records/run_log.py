@@ -5,12 +5,14 @@ import gzip
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import TypeAdapter
@@ -82,7 +84,7 @@ class RunLog:
 def run_log(folder: RunFolder, settings: Settings, history: History) -> Iterator[RunLog]:
     """Open a run's log. In a resumed run, curves after the rounds of ``history`` are removed."""
     with ExitStack() as stack:
-        curves = [stack.enter_context(_tensorboard(folder, history.num_rounds))]
+        curves = [stack.enter_context(tensorboard_curves(folder, history.num_rounds))]
         if settings.tracking.mlflow:
             mlflow = mlflow_log(settings.tracking.mlflow, folder, settings)
             curves.append(stack.enter_context(mlflow))
@@ -91,7 +93,11 @@ def run_log(folder: RunFolder, settings: Settings, history: History) -> Iterator
 
 
 @contextmanager
-def _tensorboard(folder: RunFolder, rounds_done: int) -> Iterator[LogScalars]:
+def tensorboard_curves(folder: RunFolder, rounds_done: int) -> Iterator[LogScalars]:
+    """Yield a function that logs a round's scalars; curves after ``rounds_done`` are removed."""
+    # TensorBoard then leaves out an installed TensorFlow, which takes seconds to import and has
+    # errors of its own for a full disk.
+    sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))
     purge_step = rounds_done + 1 if rounds_done else None
     with folder.storage_errors("tensorboard"):
         writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step)

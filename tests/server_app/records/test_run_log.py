@@ -1,6 +1,7 @@
 """The records that a run writes: rows for spreadsheets, curves for trackers."""
 
 import csv
+import importlib
 import socket
 import sys
 import time
@@ -13,7 +14,7 @@ from run_files import rounds_of, summary_of
 
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
-from server_app.records.run_log import _scalars, csv_row, mlflow_log
+from server_app.records.run_log import _scalars, csv_row, mlflow_log, tensorboard_curves
 
 
 def test_metrics_csv_has_a_row_for_each_round(tmp_path: Path) -> None:
@@ -31,6 +32,19 @@ def test_a_round_without_training_has_no_speed() -> None:
     assert "train/tokens_per_s" not in _scalars(round_report(seconds=phases))
     trained = round_report(seconds=phases | {"train": 1.0}, input_tokens=6)
     assert _scalars(trained)["train/tokens_per_s"] == 3.0
+
+
+def test_curves_need_no_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard would import an installed one, here a module that cannot be imported."""
+    (tmp_path / "tensorflow.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.delitem(sys.modules, "tensorboard.compat.notf", raising=False)
+    with tensorboard_curves(RunFolder(tmp_path / "run"), 0) as log:
+        log({"train/loss": 1.0}, 1)
+    choose = importlib.reload(importlib.import_module("tensorboard.compat")).tf
+    assert choose.compat.as_str("stub") == "stub"
+    assert [*(tmp_path / "run" / "tensorboard").glob("events.*")]
 
 
 def test_mlflow_gets_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
