@@ -15,7 +15,7 @@ from collapipe.config import Settings
 from collapipe.config.idle import unused_options
 from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
-from collapipe.errors import BudgetSpentError, RoundFailedError
+from collapipe.errors import BudgetSpentError, RoundFailedError, StorageError
 from collapipe.flower import reply_limit
 from collapipe.formatting import counted, print_line
 from collapipe.models.cut import without_cut
@@ -193,7 +193,12 @@ class _Run:
         result = strategy.run_round(round_, self._checkpoints.begin(round_))
         self._show(result)
         evaluated, evaluate_s = self._evaluated(round_, evaluator, strategy)
-        self._write_models(strategy.model, result.report.units)
+        try:
+            self._write_models(strategy.model, result.report.units)
+        except StorageError as error:  # the states for the checkpoint may have filled the disk
+            if not self._checkpoints.abandon(round_, error):
+                raise
+            self._write_models(strategy.model, result.report.units)
         self._record(result, evaluated, evaluate_s)
         self._checkpoints.write(self.history, strategy.state(), self.places.of)
 

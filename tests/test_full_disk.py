@@ -49,6 +49,24 @@ def test_a_full_disk_ends_the_run_and_the_error_names_the_file(
     assert file in summary["error"]
 
 
+def test_a_checkpoint_gives_way_to_the_model(
+    tmp_path: Path, monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The units' states for it arrive first and fill the disk."""
+    write = RunFolder.write_weights
+
+    def write_if_room(folder: RunFolder, *model: Any) -> None:
+        if [*folder.path.glob("checkpoints/.*.partial")]:
+            raise StorageError("model.safetensors: cannot be written")
+        write(folder, *model)
+
+    monkeypatch.setattr(RunFolder, "write_weights", write_if_room)
+    play(tmp_path, *UNTRAINED, "federation.checkpoint_every=1", client=scripted_units())
+    assert summary_of(tmp_path)["status"] == "completed"
+    assert [*(tmp_path / "checkpoints").iterdir()] == []
+    assert f"no checkpoint is written to {tmp_path}" in caplog.text
+
+
 @pytest.mark.parametrize(
     "write",
     [

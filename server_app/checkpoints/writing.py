@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from collapipe.config import Settings
-from collapipe.errors import CollaPipeError, one_line
+from collapipe.errors import CollaPipeError, cause_of
 from collapipe.runs.folder import RunFolder
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, Progress, name_of, tokenizer_digest
@@ -54,6 +54,21 @@ class RunCheckpoints:
                 self._complete(history, state, names, self._stored)
         self._stored = None
 
+    def abandon(self, round_: int, why: Exception) -> bool:
+        """Remove the partial checkpoint of a round, to free disk space, and log a warning.
+
+        Returns whether one was due.
+        """
+        if self._stored is None:
+            return False
+        self._stored = None
+        self._files.clear()
+        _log.warning(
+            "round %d: no checkpoint is written to %s (%s); correct this before the next one",
+            *(round_, self._folder.path, cause_of(why)),
+        )
+        return True
+
     def _due(self, round_: int) -> bool:
         every, last = self._settings.federation.checkpoint_every, self._settings.federation.rounds
         return bool(every) and (round_ % every == 0 or round_ == last)
@@ -90,6 +105,4 @@ class RunCheckpoints:
         try:
             yield
         except (CollaPipeError, OSError, KeyError) as error:
-            self._stored = None
-            self._files.clear()  # frees disk space
-            _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))
+            self.abandon(round_, error)
