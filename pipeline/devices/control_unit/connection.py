@@ -175,8 +175,6 @@ class DeviceConnection:
             while True:
                 self._handle(self.control.receive())
                 self._arrived.set()
-        except OSError as error:
-            self.broken = StorageError(f"cannot write copies of blocks: {error}; free disk space")
         except CollaPipeError as error:
             self.broken = error
         except Exception as error:  # invalid frames make the device count as lost

@@ -88,7 +88,7 @@ class Replica:
 
         Raises ``WireError`` if the part is invalid: the sender does not hold the block, the step
         was not commanded, the part is too large or repeated, or its names, shapes, dtypes or
-        values are wrong.
+        values are wrong. Raises ``StorageError`` if the part cannot be stored.
         """
         described, data = frame.only(2)
         header = unpacked(PartHeader, described)
@@ -107,6 +107,11 @@ class Replica:
                 self._keep(header, step, as_view(data))
             except WireError as error:
                 raise WireError(f"{name}: {error}") from error
+            except OSError as error:
+                raise StorageError(
+                    f"{self._file('new').parent}: copies of blocks cannot be written "
+                    f"({error.strerror}); make room there, or set TMPDIR to a folder with room"
+                ) from error
             finally:
                 self._file("new").unlink(missing_ok=True)
             if header.left:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from device_cluster import ADAMW, SMALL, Work, daemons, device_name, plan_of
+from full_disk import full_disk
 from safetensors.torch import save
 from torch import nn
 
@@ -81,6 +82,12 @@ def test_a_replica_has_a_folder_only_between_open_and_close(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(StorageError, match="TMPDIR"):
         replica.open()
+
+
+def test_a_full_disk_is_named(replica: Replica) -> None:
+    data = save({"blocks.0.weight": WEIGHT})
+    with full_disk(), pytest.raises(StorageError, match=rf"{tempfile.gettempdir()}.*TMPDIR"):
+        put(replica, "pi", 2, "blocks.0", 3, 0, data)
 
 
 def test_a_block_may_have_no_tensors() -> None:
