@@ -12,6 +12,7 @@ from collapipe.audit.material import Material
 from collapipe.audit.result import JSON_FILE, PICTURE, Audit, read_audit
 from collapipe.errors import ConfigError, printable
 from collapipe.formatting import counted, print_lines, print_table
+from collapipe.process import files
 from collapipe.runs.reading import read_run
 
 
@@ -47,7 +48,8 @@ def _check_replaceable(run_dir: Path) -> None:
 def _write(run_dir: Path, found: Audit) -> None:
     file, picture = run_dir / JSON_FILE, run_dir / PICTURE
     try:
-        file.write_text(found.json_text(), encoding="utf-8")
+        with files.replacing(file) as partial:
+            partial.write_text(found.json_text(), encoding="utf-8")
         sections.draw(found, picture)
     except OSError as error:
         raise ConfigError(

@@ -5,9 +5,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import federated
 import pytest
+from full_disk import full_disk
 from report_page import Page
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from collapipe.audit.material import Material
 from collapipe.audit.result import JSON_FILE, PICTURE, read_audit
 from collapipe.audit.sections import percent, recovered
 from collapipe.audit.update_attacks import NUM_SIZES
+from collapipe.cli.trained.audit import _write
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 from collapipe.run_report.privacy import _place, privacy
@@ -218,6 +221,14 @@ def test_invalid_inputs_are_one_line_errors(
     (run / PICTURE).unlink()
     (run / "summary.json").unlink()
     assert "collapipe resume" in _refused()
+
+
+def test_a_full_disk_leaves_the_audit_before(tmp_path: Path) -> None:
+    (tmp_path / JSON_FILE).write_text("before")
+    with full_disk(), pytest.raises(ConfigError, match=f"{tmp_path}: cannot be written.*make room"):
+        _write(tmp_path, Mock(**{"json_text.return_value": "x" * 200}))
+    assert [*tmp_path.iterdir()] == [tmp_path / JSON_FILE]
+    assert (tmp_path / JSON_FILE).read_text() == "before"
 
 
 @pytest.mark.parametrize(
