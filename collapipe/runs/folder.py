@@ -64,9 +64,10 @@ class RunFolder:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            cause = error.strerror or error
+            cause = f"{path}: cannot be written ({error.strerror or error})"
+            way_out = "make it writable, or resume a copy"
             raise ConfigError(
-                f"hydra.run.dir={path}: cannot be written ({cause}); choose another"
+                f"{cause}; {way_out}" if resumed else f"hydra.run.dir={cause}; choose another"
             ) from error
         if not self._resumed:
             _check_unused(self.path)

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -204,6 +205,20 @@ def test_a_failed_write_is_one_error_and_keeps_the_old_files(tmp_path: Path) -> 
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path: after[path] for path in before} == before
     assert {path.name for path in after.keys() - before.keys()} <= {"metrics.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("resumed", "begins", "ends"),
+    [(False, "hydra.run.dir=", "choose another"), (True, "", "make it writable, or resume a copy")],
+)
+def test_a_read_only_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool, begins: str, ends: str
+) -> None:
+    """Root may write in any folder of a file system that is not read-only."""
+    monkeypatch.setattr(Path, "touch", Mock(side_effect=OSError(30, "Read-only file system")))
+    fault = re.escape(f"{begins}{tmp_path}: cannot be written (Read-only file system); {ends}")
+    with pytest.raises(ConfigError, match=f"^{fault}$"):
+        RunFolder(tmp_path, resumed)
 
 
 def test_the_error_reports_that_the_runs_folder_was_moved(tmp_path: Path) -> None:
