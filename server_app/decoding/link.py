@@ -2,8 +2,8 @@
 
 The server listens with mutual TLS: a caller without a unit's key fails in the handshake, before it
 can open an HTTP/2 stream. A deployed server has its own certificate; other certificates are made at
-start, and again after half of their validity. A stream is served only with the bearer token of a
-session that is open and not in use. A token is valid for one unit and one round.
+start, and again once the clock has changed by 12 hours. A stream is served only with the bearer
+token of a session that is open and not in use. A token is valid for one unit and one round.
 
 A unit whose stream broke may open another, and continues after the last finished step. This also
 holds after all steps, because the answer to the last one may be lost.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import grpc
 import torch
@@ -30,7 +30,7 @@ from collapipe.own_packages import error_of_plugin, place_in_plugin
 from collapipe.process.torch_device import keep_to_threads
 from collapipe.sections import LinkSettings
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, VALID, read_credentials, self_signed
+from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, read_credentials, self_signed
 from collapipe.wire.messages import LinkAddress
 from collapipe.wire.streams.channels import SERVER_OPTIONS, accept_stream
 from collapipe.wire.streams.frame_stream import FrameStream
@@ -40,6 +40,7 @@ from server_app.refusals import Refusals
 _log = logging.getLogger(__name__)
 _CLOSE_S = 2.0  # for streams to end when the link closes
 _WATCH_S = 1.0
+_MADE_AGAIN = timedelta(hours=12)  # certificates are valid from a day before they were made
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -152,7 +153,7 @@ class DecoderLinkServer:
         with self._lock:
             if len(self._sessions) >= self._max_sessions:
                 raise LinkError(f"{len(self._sessions)} sessions are open, the largest number")
-            if datetime.now(UTC) - self._made_at > VALID / 2:
+            if abs(datetime.now(UTC) - self._made_at) > _MADE_AGAIN:
                 self._make_certificates()
             self._sessions[token] = session
             return LinkAddress(self._address, *self._pinned, *self._unit_identity, token)
