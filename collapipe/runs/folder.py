@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from collapipe import __version__
 from collapipe.config.settings import Settings
 from collapipe.config.trust import read_limited
-from collapipe.errors import ConfigError, StorageError, one_line
+from collapipe.errors import ConfigError, StorageError, cause_of, one_line
 from collapipe.process import files
 from collapipe.runs import weights_record
 from collapipe.sections import Count, CountFrom0
@@ -63,8 +63,9 @@ class RunFolder:
             probe = self.path / ".writable"
             probe.touch()
             probe.unlink()
-        except OSError as error:
-            cause = f"{path}: cannot be written ({error.strerror or error})"
+            str(self.path).encode()  # safetensors and JSON take no other paths
+        except (OSError, UnicodeEncodeError) as error:
+            cause = f"{path}: cannot be written ({cause_of(error)})"
             way_out = "make it writable, or resume a copy"
             raise ConfigError(
                 f"{cause}; {way_out}" if resumed else f"hydra.run.dir={cause}; choose another"

@@ -221,6 +221,12 @@ def test_a_read_only_folder_is_refused(
         RunFolder(tmp_path, resumed)
 
 
+def test_a_folder_whose_path_is_not_utf_8_is_refused_before_training(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    with pytest.raises(ConfigError, match=r"cannot be written \('utf-8' codec.*; choose another"):
+        RunFolder(folder)
+
+
 def test_the_error_reports_that_the_runs_folder_was_moved(tmp_path: Path) -> None:
     folder, _, _ = begun(tmp_path / "run")
     folder.path.rename(tmp_path / "moved")
