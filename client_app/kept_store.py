@@ -6,6 +6,7 @@ the owner may read them.
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,15 +50,17 @@ class KeptStore:
         after_round: bool = False,
     ) -> None:
         """Replace the stored state. After a round, the old state is retained as the state before
-        the round. If writing fails, both states are deleted, because they are out of date."""
+        the round. If writing fails, both states are deleted, because they are out of date; on a
+        read-only file system they stay, as if the process had been killed before."""
         last, before = self._only(run)
         try:
             if after_round and last.exists():
                 last.replace(before)
             files.replace(last, save(flat(groups), dict(messages)), files.PRIVATE)
         except (ConfigError, OSError) as error:
-            for file in (last, before):
-                file.unlink(missing_ok=True)
+            with suppress(OSError):
+                for file in (last, before):
+                    file.unlink(missing_ok=True)
             _log.warning("state is not stored, a restart would lose it: %s", error)
 
     def _only(self, run: int) -> tuple[Path, Path]:

@@ -148,3 +148,19 @@ def test_a_failed_write_removes_the_previous_state(
     store.write(7, MESSAGES, GROUPS, after_round=True)
     assert "a restart would lose it" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_unit_continues_if_its_folder_becomes_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its state is in memory, too."""
+    store = KeptStore(tmp_path)
+    store.write(7, MESSAGES, GROUPS)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("pathlib.Path.replace", read_only)
+    monkeypatch.setattr("pathlib.Path.unlink", read_only)
+    store.write(7, MESSAGES, GROUPS, after_round=True)
+    assert "a restart would lose it: [Errno 30] Read-only file system" in caplog.text
