@@ -16,6 +16,7 @@ INTERRUPTED = 130
 # Problems of the machine, not bugs: a library without memory for its code is an ImportError, and
 # Python without memory raises SystemError.
 _FAULTS = OSError, UnicodeEncodeError, MemoryError, ImportError, SystemError
+_NO_THREAD = "can't start new thread"  # a RuntimeError
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +50,9 @@ def status_of(command: Callable[[], int]) -> int:
         complain(f"error: code of your own ended the command with sys.exit({error.code!r})")
         return CollaPipeError.exit_status
     except Exception as error:
+        if str(error) == _NO_THREAD:
+            complain(f"error: {_NO_THREAD}: no process or memory is left; raise ulimit -u or -v")
+            return CollaPipeError.exit_status
         if (plugin_error := error_of_plugin(error)) is None:
             raise
         _log.debug("raised here", exc_info=error)
