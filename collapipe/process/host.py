@@ -3,6 +3,7 @@
 import hashlib
 import os
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
+_OWN_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +29,24 @@ def this_host() -> Host:
     Linux."""
     identity = _BOOT.read_bytes() if _BOOT.exists() else uuid.getnode().to_bytes(8, "big")
     return Host(hashlib.sha256(identity).hexdigest()[:16], min(os.cpu_count() or 1, 4096))
+
+
+def usable_memory_bytes() -> int:
+    """Return the machine's memory, or less if a container or service limits that of this
+    process."""
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
+
+
+def _limits() -> Iterator[int]:
+    """Yield the memory limits of the control groups, of version 1 or 2, that hold this process."""
+    for line in _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            group, name = (
+                Path(path.lstrip("/")),
+                "memory.limit_in_bytes" if controllers else "memory.max",
+            )
+            for each in (group, *group.parents):
+                file = _GROUPS / controllers / each / name
+                if file.is_file() and (limit := file.read_text().strip()).isdecimal():
+                    yield int(limit)

@@ -18,6 +18,7 @@ from collapipe.cli.options import Json
 from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.member import Role, check_name
 from collapipe.errors import ConfigError, faults_of
+from collapipe.process.host import usable_memory_bytes
 
 if TYPE_CHECKING:
     from collapipe.credentials.credentials import Credentials
@@ -39,7 +40,7 @@ def device(
     name: Annotated[
         str | None, Option(help="Default: the credentials' name, else the machine's.")
     ] = None,
-    memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all.")] = None,
+    memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all that it may use.")] = None,
     threads: Annotated[int, Option(min=1, help="Of torch.")] = 1,
     torch_device: Annotated[
         str, Option(help="auto, cpu, cuda, cuda:1 or mps, as runtime.torch_device of a run.")
@@ -58,7 +59,7 @@ def device(
     _log_as(log_format)
     given_bytes, has_bytes = memory_bytes(memory), 2 * memory_bytes(None)
     if torch_device == "cpu" and given_bytes > has_bytes:
-        raise ConfigError(f"--memory {memory}: this machine has {has_bytes / 1e9:.3g} GB")
+        raise ConfigError(f"--memory {memory}: this process may use {has_bytes / 1e9:.3g} GB")
     if insecure and credentials is not None:
         raise ConfigError("--insecure, --credentials: contradict each other; leave one out")
     if insecure and name is not None:
@@ -119,12 +120,12 @@ def measure(
 
 
 def memory_bytes(text: str | None) -> float:
-    """Convert a text such as ``1.5GB`` to bytes; None is half of the machine's memory.
+    """Convert a text such as ``1.5GB`` to bytes; None is half of ``usable_memory_bytes``.
 
     Raises ``ConfigError`` for any other text.
     """
     if text is None:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+        return usable_memory_bytes() / 2
     found = _MEMORY.fullmatch(text)
     if found and (number := float(found[1])) > 0:
         return number * _UNITS[found[2]]

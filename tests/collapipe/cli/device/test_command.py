@@ -101,7 +101,7 @@ def test_a_name_that_differs_from_the_certificate_is_refused(
     ("options", "fault"),
     [
         (["--listen", "7705"], "--listen: address '7705': must be HOST:PORT"),
-        (["--memory", "3000000GB"], "--memory 3000000GB: this machine has "),
+        (["--memory", "3000000GB"], "--memory 3000000GB: this process may use "),
     ],
 )
 def test_invalid_values_of_options_are_errors(
