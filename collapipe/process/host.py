@@ -42,10 +42,8 @@ def _limits() -> Iterator[int]:
     for line in _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
-            group, name = (
-                Path(path.lstrip("/")),
-                "memory.limit_in_bytes" if controllers else "memory.max",
-            )
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            group = Path(path.lstrip("/"))
             for each in (group, *group.parents):
                 file = _GROUPS / controllers / each / name
                 if file.is_file() and (limit := file.read_text().strip()).isdecimal():

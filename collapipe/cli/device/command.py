@@ -40,7 +40,9 @@ def device(
     name: Annotated[
         str | None, Option(help="Default: the credentials' name, else the machine's.")
     ] = None,
-    memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all that it may use.")] = None,
+    memory: Annotated[
+        str | None, Option(help="Such as 1.5GB; default: half of all that it may use.")
+    ] = None,
     threads: Annotated[int, Option(min=1, help="Of torch.")] = 1,
     torch_device: Annotated[
         str, Option(help="auto, cpu, cuda, cuda:1 or mps, as runtime.torch_device of a run.")
