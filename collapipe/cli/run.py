@@ -259,7 +259,7 @@ def _run_simulated(settings: Settings, resume: str | None) -> None:
     from collapipe.runs.reading import how_to_go_on
     from collapipe.runs.rows import check_source, load_server_rows
 
-    run_dir, how = Path(settings.run_dir), resume_command(settings)
+    run_dir = Path(settings.run_dir)
     # Raise errors in folders and the server's rows here, before Flower starts anything.
     with RunFolder(run_dir, resumed=resume is not None).locked():
         check_source(settings)
@@ -269,10 +269,10 @@ def _run_simulated(settings: Settings, resume: str | None) -> None:
         try:
             succeeded = run_simulation(app, settings, resume)
         except KeyboardInterrupt:
-            print(how_to_go_on(run_dir, how), flush=True)
+            print(how_to_go_on(run_dir, resume_command(settings)), flush=True)
             raise
         if not succeeded:
-            raise take_failure(run_dir, how)
+            raise take_failure(run_dir, resume_command(settings))
 
 
 def _run_deployed(settings: Settings, resume: str | None) -> None:

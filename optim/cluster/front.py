@@ -71,10 +71,9 @@ def _by_measured_law(
 ) -> Sequence[Partition]:
     """Return the front by simulated times. Only the exact solvers' points are exchanged for better
     ones, and in a run's ``first`` round for those with another m; other rules keep theirs."""
-    exact, limits = shares(solve) or is_exact(solve), (request.num_segments, shares(solve))
+    exact, most = shares(solve) or is_exact(solve), request.num_segments
     if exact and first:
-        m = law.num_micro_batches
-        problem = with_micro_batches(problem, m, law.stages, request.num_segments)
+        problem = with_micro_batches(problem, law.num_micro_batches, law.stages, most)
     front = _with_few_segments(_solved(problem, request, solve, rng), request)
     if not exact:
         return [
@@ -84,7 +83,7 @@ def _by_measured_law(
     if first and all(map(simulates, front)):
         problem = replace(problem, min_micro_batches=1, max_micro_batches=request.num_micro_batches)
         front += _of_all_sizes(problem, law, solve, rng)
-    return simulated_front(front, problem, law, request.schedule, *limits)
+    return simulated_front(front, problem, law, request.schedule, most, shares(solve))
 
 
 def _of_all_sizes(
