@@ -117,7 +117,8 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
                 tables[process, step] = rows
             for each in planned.get(called if own else device.stage, ()):
                 back = PLANNED_SEND_BACK if each.kind == schedule.BACKWARD else PLANNED_SEND
-                track, label = back if each.sends else PLANNED, f"{each.kind}{each.micro_batch}"
+                track = back if each.sends else PLANNED
+                label = _label(Action(each.kind, each.micro_batch))
                 span_s = start_s + each.begin_s, start_s + each.end_s
                 yield _slice(process, track, label, *span_s, {"unit": cluster.unit})
         yield from _measured(tables, numbers, cluster.unit, _repeated(traced))
@@ -172,7 +173,7 @@ def _measured(
         free_s = {SEND: -math.inf, SEND_BACK: -math.inf}  # one at a time leaves
         about = {"unit": unit, "step": step, "repeated": step in repeated}
         for action, (wanted, began, ended, left) in rows.items():
-            name, arrivals = str(action), list[float]()
+            name, arrivals = _label(action), list[float]()
             yield _slice(process, WAIT, f"for {name}", wanted, began, about)
             yield _slice(process, COMPUTE, name, began, ended, about)
             track, way = (SEND, 1) if action.kind == schedule.FORWARD else (SEND_BACK, -1)
@@ -187,6 +188,10 @@ def _measured(
             leaves, sent = max(ended, free_s[track]), max(arrivals, default=left)
             yield _slice(process, track, name, leaves, sent, about)
             free_s[track] = max(leaves, sent)
+
+
+def _label(action: Action) -> str:
+    return f"{action.kind}{action.micro_batch + 1}"  # micro-batches are counted from 1
 
 
 def _named(process: int, name: str) -> Iterator[Event]:

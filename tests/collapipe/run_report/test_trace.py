@@ -71,8 +71,8 @@ def test_sending_ends_when_a_waiting_neighbour_receives_the_output(slices: list[
         if each["tid"] in {SEND, SEND_BACK}
     }
     expected = {
-        **{(1, "F0"): 0.15, (2, "F0"): 0.22, (3, "F0"): 0.41, (4, "F0"): 0.46},
-        **{(4, "B0"): 0.57, (3, "B0"): 0.7, (2, "B0"): 0.82, (1, "B0"): 1.0},
+        **{(1, "F1"): 0.15, (2, "F1"): 0.22, (3, "F1"): 0.41, (4, "F1"): 0.46},
+        **{(4, "B1"): 0.57, (3, "B1"): 0.7, (2, "B1"): 0.82, (1, "B1"): 1.0},
     }
     assert sent == pytest.approx(expected)
 
