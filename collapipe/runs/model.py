@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from collapipe.config import Settings, load_saved
 from collapipe.config.settings import check_members
 from collapipe.config.trust import read_limited
-from collapipe.errors import ConfigError, one_line, printable
+from collapipe.errors import WAY_OUT_AFTER_AGGREGATION, ConfigError, one_line, printable
 from collapipe.models.cut import CutHead
 from collapipe.models.frozen import FrozenParts, find, forget, frozen_in, published, whole
 from collapipe.models.part import prefixed
@@ -207,6 +207,11 @@ def load_trained(run_dir: Path, trusted: Sequence[str] = (), unit: int | None = 
     now |= weights_record.of_options(settings.tree)
     now |= weights_record.of_weights(f"model/{file.name}", trained)
     weights_record.check(run_dir, file, record, now)
+    if wild := next((name for name, each in trained.items() if not each.isfinite().all()), None):
+        raise ConfigError(
+            f"{file}: {wild} has values that are not finite; {WAY_OUT_AFTER_AGGREGATION}, and "
+            "train again"
+        )
     _warn_of_first_weights(run_dir)
     return Trained(settings, whole(base) | trained, tokenizer, file)
 

@@ -99,6 +99,15 @@ def test_an_averaged_run_has_no_models_of_single_units(tmp_path: Path) -> None:
         load_model(folder.path, unit=0)
 
 
+def test_a_model_that_diverged_is_refused(tmp_path: Path) -> None:
+    folder, settings, tokenizer = begun(tmp_path)
+    weights = initial_model(settings, tokenizer).state_dict()
+    name = list(weights)[-1]
+    folder.write_weights(weights | {name: torch.full_like(weights[name], float("nan"))})
+    with pytest.raises(ConfigError, match=rf"model\.safetensors: {name} .*; lower optimizer\.lr"):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("summary", "metrics", "status"),
     [
