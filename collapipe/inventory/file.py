@@ -89,55 +89,68 @@ def _cluster(
     measure: str,
 ) -> DescribedCluster:
     """Return a cluster; ``measure`` are the arguments that measure its devices with ``model``."""
-    devices, profiles, uplink = [], [], None
-    misfit: ConfigError | None = None
+    loc: Loc = "clusters", place
     for n, link in enumerate(section.links):
-        _check_figures(document, ("clusters", place, "links", n), link, model)
-    for k, each in enumerate(section.devices):
-        loc = ("clusters", place, "devices", k)
-        _check_figures(document, loc, each, model)
-        chunk = each.chunk
-        if chunk and misfit is None:
-            misfit = _misfit(document, loc, chunk, model.cost, measure)
-        try:
-            law = AffineLaw(u=chunk.u, v=chunk.v, w=chunk.w, ell=chunk.l) if chunk else None
-            described = each.model_dump(exclude={"chunk", "address", "process_id"})
-            links = tuple(_links_of(each.name, section))
-            devices.append(PhysicalDevice(chunk=law, links=links, **described))
-            profile = devices[-1].profile(model.cost)
-            if model.recomputing is not None:
-                smaller = devices[-1].profile(model.recomputing)
-                profile = profile.or_recomputing(1 + model.cost.forward_share, smaller)
-            profiles.append(profile.taking(model.times, model.sent))
-        except ConfigError as error:
-            raise document.error(loc, f"{error}; check the units of its keys") from error
-    control_unit = _control_unit(document, place, section.control_unit, model)
-    head_s = None
+        _check_figures(document, (*loc, "links", n), link, model)
+    located = [((*loc, "devices", k), each) for k, each in enumerate(section.devices)]
+    pairs = [_device(document, where, each, section, model) for where, each in located]
+    misfits = (_misfit(document, where, each.chunk, model, measure) for where, each in located)
+    control_unit, head_s = _control_unit(document, loc, section.control_unit, model), None
     if control_unit and model.head_blocks:
         head_s = model.head_blocks * control_unit.compute(1, batch_size)
-    if section.uplink:
-        uplink = _uplink(section.uplink, model, head_s)
-    held = tuple(devices), tuple(profiles), uplink
-    return DescribedCluster(("clusters", place), section.name, *held, control_unit, head_s, misfit)
+    return DescribedCluster(
+        loc,
+        section.name,
+        devices=tuple(device for device, _ in pairs),
+        profiles=tuple(profile for _, profile in pairs),
+        uplink=_uplink(section.uplink, model, head_s) if section.uplink else None,
+        control_unit=control_unit,
+        head_s=head_s,
+        misfit=next(filter(None, misfits), None),
+    )
+
+
+def _device(
+    document: Document,
+    loc: Loc,
+    section: schema.DeviceSection,
+    cluster: schema.ClusterSection,
+    model: Model,
+) -> tuple[PhysicalDevice, DeviceProfile]:
+    """Return a device of the ``cluster`` and its profile for the ``model``."""
+    _check_figures(document, loc, section, model)
+    chunk = section.chunk
+    law = AffineLaw(u=chunk.u, v=chunk.v, w=chunk.w, ell=chunk.l) if chunk else None
+    described = section.model_dump(exclude={"chunk", "address", "process_id"})
+    try:
+        device = PhysicalDevice(chunk=law, links=tuple(_links_of(section, cluster)), **described)
+        profile = device.profile(model.cost)
+        if model.recomputing is not None:
+            smaller = device.profile(model.recomputing)
+            profile = profile.or_recomputing(1 + model.cost.forward_share, smaller)
+        return device, profile.taking(model.times, model.sent)
+    except ConfigError as error:
+        raise document.error(loc, f"{error}; check the units of its keys") from error
 
 
 def _links_of(
-    name: str, section: schema.ClusterSection
+    device: schema.DeviceSection, cluster: schema.ClusterSection
 ) -> Iterator[tuple[str, float, float | None]]:
     """Yield a device's links, in the order of the other devices."""
-    for other in section.devices:
-        for link in section.links:
-            if other.name != name and {*link.between} == {name, other.name}:
+    for other in cluster.devices:
+        for link in cluster.links:
+            if other is not device and {*link.between} == {device.name, other.name}:
                 yield other.name, link.d2d_rate_bps, link.hop_latency_s
 
 
 def _misfit(
-    document: Document, loc: Loc, chunk: schema.ChunkSection, cost: BlockCost, measure: str
+    document: Document, loc: Loc, chunk: schema.ChunkSection | None, model: Model, measure: str
 ) -> ConfigError | None:
     """Return an error if a figure that both have differs between the law and the model's block."""
+    cost = model.cost
     sizes = {"block_flops": (cost.flops, "FLOP"), "hop_bits": (cost.hop_bits, "bit")}
     for key, (size, unit) in sizes.items():
-        measured = getattr(chunk, key)
+        measured = getattr(chunk, key, None)
         if measured and size and not 1 / _MOST_RATIO <= measured / size <= _MOST_RATIO:
             return document.error(
                 (*loc, "chunk", key),
@@ -149,11 +162,11 @@ def _misfit(
 
 
 def _control_unit(
-    document: Document, place: int, section: schema.ControlUnitSection | None, model: Model
+    document: Document, cluster: Loc, section: schema.ControlUnitSection | None, model: Model
 ) -> AffineLaw | None:
     if section is None:
         return None
-    _check_figures(document, ("clusters", place, "control_unit"), section, model)
+    _check_figures(document, (*cluster, "control_unit"), section, model)
     block_s = section.block_s
     if section.flops_per_s is not None:
         block_s = model.cost.flops / section.flops_per_s
