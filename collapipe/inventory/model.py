@@ -76,24 +76,35 @@ def read_model(document: Document, inventory: InventorySection) -> Model:
             if getattr(inventory, key) is not None:
                 raise document.error((key,), _NO_BLOCK)
         return Model(_described(document, section), given, *head)
-    tokens = section.tokens or TOKENS
     if section.name in _KNOWN and inventory.pipeline is None and inventory.adapter is None:
-        sizes = _sizes(document, section, _KNOWN[section.name])
+        sizes, tokens = _sizes(document, section, _KNOWN[section.name]), section.tokens or TOKENS
         cost = transformer_block_cost(sizes["dim"], sizes["feed_forward_dim"], tokens, batch_size)
         num_blocks = section.num_blocks or int(sizes["num_blocks"])
         return Model(num_blocks, {**asdict(cost), **given}, *head, tokens=tokens)
-    how = inventory.pipeline or PipelineSection()
-    spec, cost = _counted(document, inventory, tokens, how.recompute is True)
-    times = 1 + cost.forward_share if how.recompute is True else 1.0
+    return _built(document, inventory, given)
+
+
+def _built(document: Document, inventory: InventorySection, given: Mapping[str, float]) -> Model:
+    """Return the model with the cost of a block that is built, except for the ``given`` figures."""
+    from collapipe.wire.compression.codec import sent_share  # torch takes seconds
+
+    section, how = inventory.model, inventory.pipeline or PipelineSection()
+    tokens, recomputes = section.tokens or TOKENS, how.recompute is True
+    spec, cost = _counted(document, inventory, tokens, recomputes)
     smaller = None
     if how.recompute == "auto" and "block_bytes" not in given:  # which is of one way
         counted = _counted(document, inventory, tokens, True)[1]
         smaller = BlockCost(**{**asdict(counted), **given})
-    from collapipe.wire.compression.codec import sent_share  # torch takes seconds
-
-    sent = sent_share(spec.dim, how.wire_dtype)
-    figures = {**asdict(cost), **given}
-    model = Model(spec.num_blocks, figures, *head, times, smaller, sent, tokens)
+    model = Model(
+        spec.num_blocks,
+        figures={**asdict(cost), **given},
+        head_blocks=section.head_blocks,
+        head_bits=section.head_bits,
+        times=1 + cost.forward_share if recomputes else 1.0,
+        recomputing=smaller,
+        sent=sent_share(spec.dim, how.wire_dtype),
+        tokens=tokens,
+    )
     return _with_ends(model, spec, tokens) if spec.head == "causal" else model
 
 
