@@ -16,37 +16,12 @@ def contradictions(settings: Settings) -> Iterator[str]:
 
     Of the plug-ins only task and model are built.
     """
-    task, head, cut = settings.task, settings.model.head, settings.framework.cut
-    mode = settings.decoder.mode
-    if head not in task.heads:
-        from collapipe.models.split import TASKS
-
-        other = "another model: model=huggingface model.name=FOLDER_OR_HUB_ID or model.family=NAME"
-        target = str(value_at(settings.tree, "model._target_"))
-        if target.endswith(".HuggingFaceSpec") and {head, *task.heads} <= {"pooled", "tokens"}:
-            other = f"model.head={task.heads[0]}"
-        yield (
-            f"task={task.name}: trains a head {' or '.join(task.heads)}, and this model has {head}"
-            f"; set {TASKS.get(str(head), 'another task')}, or {other}"
-        )
-    if getattr(task, "packing", False) and head in task.heads:
-        from collapipe.models.split import packs
-
-        if not packs(settings.model):
-            yield (
-                "task.packing=true: layers of this model would let conversations of a row see each "
-                "other; set task.packing=false"
-            )
+    yield from _misfits(settings)
     fadings = {value_at(settings.tree, f"{group}.fading") for group in ("strategy", "environment")}
     if fadings == {"rayleigh"}:
         yield (
             "strategy.fading=rayleigh with environment.fading=rayleigh: gains that fade in every "
             "round would be averaged over fading again; set one of them to none"
-        )
-    if cut is not None and mode in ("control_unit", "auto"):
-        yield (
-            f"framework.cut={cut}: the server trains the later blocks with the head, but with "
-            f"decoder.mode={mode} units have the head; set decoder.mode=per_cluster"
         )
     if settings.compression.feedback and not settings.server_has_heads:
         yield (
@@ -58,20 +33,56 @@ def contradictions(settings: Settings) -> Iterator[str]:
         yield from _unprotected(settings)
     if settings.privacy.secure_aggregation:
         yield from _unsummed(settings)
-    if settings.federation.clock == "real" and not settings.framework.train:
-        yield (
-            "federation.clock=real: with framework.train=false nothing is trained that could be "
-            "measured; set federation.clock=modelled"
-        )
-    if settings.evaluation.on_units and not settings.framework.train:
-        yield (
-            f"evaluation.where={settings.evaluation.where}: with framework.train=false nothing is "
-            "trained that could be evaluated; leave it out"
-        )
+    if not settings.framework.train:
+        yield from _without_training(settings)
     if settings.pipeline.num_micro_batches > settings.batch_size:
         yield (
             f"pipeline.num_micro_batches={settings.pipeline.num_micro_batches}: more than "
             f"batch_size={settings.batch_size}; a micro-batch holds at least one sample"
+        )
+
+
+def _misfits(settings: Settings) -> Iterator[str]:
+    """Yield messages for a task and a model, or a cut and a head, that do not fit each other."""
+    task, head, cut = settings.task, settings.model.head, settings.framework.cut
+    if head not in task.heads:
+        from collapipe.models.split import TASKS
+
+        other = "another model: model=huggingface model.name=FOLDER_OR_HUB_ID or model.family=NAME"
+        target = str(value_at(settings.tree, "model._target_"))
+        if target.endswith(".HuggingFaceSpec") and {head, *task.heads} <= {"pooled", "tokens"}:
+            other = f"model.head={task.heads[0]}"
+        yield (
+            f"task={task.name}: trains a head {' or '.join(task.heads)}, and this model has {head}"
+            f"; set {TASKS.get(str(head), 'another task')}, or {other}"
+        )
+    elif getattr(task, "packing", False):
+        from collapipe.models.split import packs
+
+        if not packs(settings.model):
+            yield (
+                "task.packing=true: layers of this model would let conversations of a row see each "
+                "other; set task.packing=false"
+            )
+    mode = settings.decoder.mode
+    if cut is not None and mode in ("control_unit", "auto"):
+        yield (
+            f"framework.cut={cut}: the server trains the later blocks with the head, but with "
+            f"decoder.mode={mode} units have the head; set decoder.mode=per_cluster"
+        )
+
+
+def _without_training(settings: Settings) -> Iterator[str]:
+    """Yield messages for options that need a model that trains."""
+    if settings.federation.clock == "real":
+        yield (
+            "federation.clock=real: with framework.train=false nothing is trained that could be "
+            "measured; set federation.clock=modelled"
+        )
+    if settings.evaluation.on_units:
+        yield (
+            f"evaluation.where={settings.evaluation.where}: with framework.train=false nothing is "
+            "trained that could be evaluated; leave it out"
         )
 
 
