@@ -17,7 +17,6 @@ from client_app.devices.known_devices import Devices
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.errors import ConfigError
-from collapipe.formatting import counted
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.inventory.measured_step import read_step
 from collapipe.models.cost import rows_of_input
@@ -57,11 +56,6 @@ class ControlUnit:
         self._examples = settings.task.encode(load_shard(settings, number), tokenizer)
         self.lengths = self._examples.lengths
         self._data_seed = derive(settings.seed, "data", number)
-        if len(self.lengths) < settings.batch_size:
-            _log.warning(
-                "unit %d has %s, fewer than batch_size=%d: each step takes all of them",
-                *(number, counted(len(self.lengths), "row"), settings.batch_size),
-            )
         cluster = settings.build("cluster")
         real = isinstance(cluster, DeviceCluster) and settings.framework.train
         self.devices = Devices(settings, cluster, number) if real else None

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +15,7 @@ from collapipe.config import Settings
 from collapipe.config.idle import unused_options
 from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
-from collapipe.errors import BudgetSpentError, RoundFailedError, StorageError
+from collapipe.errors import BudgetSpentError, RoundFailedError, StorageError, few_of
 from collapipe.flower import reply_limit
 from collapipe.formatting import counted, print_line
 from collapipe.models.cut import without_cut
@@ -280,9 +280,20 @@ class _Run:
             if each.new or rows != before:
                 joined = report.round if each.new else None
                 add_shard(self.folder, each.cluster, self.places.name(unit), joined)
-        there = (each for each in result.request.clusters if each.num_samples)
-        self._rows |= {each.unit: each.num_samples for each in there}
+        there = {each.unit: each.num_samples for each in result.request.clusters}
+        self._name_small({unit: rows for unit, rows in there.items() if unit not in self._rows})
+        self._rows |= {unit: rows for unit, rows in there.items() if rows}
         self._progress.round(report, result.seconds["round"])
+
+    def _name_small(self, new: Mapping[int, int]) -> None:
+        """Name the ``new`` units, with their rows, that have fewer rows than a batch."""
+        size, called = self.settings.batch_size, self.places.called
+        few = [f"{called(unit)}: {rows}" for unit, rows in new.items() if 0 < rows < size]
+        if few:
+            _log.warning(
+                "units with fewer rows than batch_size=%d take all rows in each step (%s)",
+                *(size, few_of(few, ", ")),
+            )
 
     def _record(
         self, result: RoundResult, evaluated: Evaluated | None = None, evaluate_s: float = 0.0

@@ -31,10 +31,11 @@ class Late(InlineGrid):
 
 
 def test_a_late_unit_is_reported_and_trains_in_the_next_round(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Units with fewer rows than a batch are named, each once."""
     options = "federation.num_units=3", "federation.min_units=2", "federation.wait_s=0"
-    options = *UNTRAINED, *options, "strategy=all", "federation.rounds=3"
+    options = *UNTRAINED, *options, "strategy=all", "federation.rounds=3", "batch_size=14"
     settings = settings_of(tmp_path, options)
     with Late(scripted_units(), 3) as grid:
         train(grid, settings)
@@ -45,6 +46,8 @@ def test_a_late_unit_is_reported_and_trains_in_the_next_round(
     assert (shards[2]["joined"], shards[2]["rows"]) == (first, 13)
     out = capsys.readouterr().out
     assert f"round {first}: unit 2 joined, 13 rows\n" in out and first == 2
+    small = [line for line in caplog.messages if "fewer rows than batch_size=14" in line]
+    assert [line.partition("(")[2] for line in small] == ["unit 1: 13)", "unit 2: 13)"]
 
 
 def test_a_unit_that_returns_with_other_rows_is_reported(
