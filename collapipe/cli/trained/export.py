@@ -14,7 +14,8 @@ from transformers.utils.logging import disable_progress_bar
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.adapter_folder import write_adapter
 from collapipe.models.huggingface.assembly import assembled, is_of_transformers
-from collapipe.models.huggingface.families import CLASSES
+from collapipe.models.huggingface.families import CLASSES, OF_LABELS
+from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import kept_as, merge_adapters
 from collapipe.models.split import ModelSpec
 from collapipe.runs.model import load_trained
@@ -131,15 +132,20 @@ def export_run(
             f"{run_dir}: its model is not one of transformers; train with model=huggingface, or "
             f"read {trained.file}"
         )
-    load = f'transformers.{CLASSES[str(spec.head)][0]}.from_pretrained("{{}}")'.format
-    how = load(folder)
+    how = f'transformers.{CLASSES[str(spec.head)][0]}.from_pretrained("{folder}")'
     with _writing(folder), _whole(folder), trained.fitting():
         if adapter:
-            base = write_adapter(spec, vocabulary, weights, folder)
-            how = f'peft.PeftModel.from_pretrained({load(base.name)}, "{folder}")'
+            how = how_to_load(write_adapter(spec, vocabulary, weights, folder), vocabulary, folder)
         else:
             export(spec, vocabulary, tokenizer.labels, weights, folder)
             if (kept := kept_as(spec)) is not None:
                 print(f"frozen weights, kept in {kept}, are written wide, with the adapters merged")
         export_tokenizer(tokenizer, str(spec.head), task.max_length, folder)
     print(f"{folder}: load it with {how}")
+
+
+def how_to_load(base: HuggingFaceSpec, vocabulary: Vocabulary, folder: Path) -> str:
+    """Return the Python expression that loads a folder of peft with its base model."""
+    labels = f", num_labels={vocabulary.num_labels}" if base.head in OF_LABELS else ""
+    whole = f'transformers.{base.class_name}.from_pretrained("{base.name}"{labels})'
+    return f'peft.PeftModel.from_pretrained({whole}, "{folder}")'

@@ -14,6 +14,7 @@ import transformers
 from huggingface import LABELS, VARIANTS, VOCABULARY, batch_for, folder, own_loss, without_dropout
 from safetensors.torch import load_file, save_file
 
+from collapipe.cli.trained.export import how_to_load
 from collapipe.errors import ConfigError
 from collapipe.models.adapter_folder import begin_with, options_in, write_adapter
 from collapipe.models.dropout import DropoutKey
@@ -57,10 +58,9 @@ def trained(spec: ModelSpec) -> SplitModel:
 
 
 def loaded(base: HuggingFaceSpec, path: Path) -> Any:
-    """Load the base model and the adapter folder with transformers and peft."""
-    labels = {} if base.head in ("causal", "decoder") else {"num_labels": LABELS}
-    whole = getattr(transformers, base.class_name).from_pretrained(base.name, **labels)
-    return peft.PeftModel.from_pretrained(whole, path).eval()
+    """Load the base model and the adapter folder as ``collapipe export`` prints."""
+    libraries = {"transformers": transformers, "peft": peft}
+    return eval(how_to_load(base, VOCABULARY, path), libraries).eval()
 
 
 def _with_options_in(spec: ModelSpec, out: Path) -> ModelSpec:
