@@ -19,6 +19,7 @@ from collapipe.errors import ConfigError, one_line
 
 NAMES = ("optim", "pipeline", "client_app", "server_app")
 _ROOT = Path(__file__).resolve().parents[1]
+_HOOKS = "__torch_function__", "__torch_dispatch__"
 
 
 class _OwnPackages(MetaPathFinder):
@@ -59,7 +60,8 @@ def place_in_plugin(error: Exception) -> str | None:
     own, paths = [_ROOT / name for name in ("collapipe", *NAMES)], sysconfig.get_paths()
     libraries = [Path(paths[name]).resolve() for name in ("stdlib", "purelib", "platlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not Path(frame.filename).is_absolute():  # frozen in Python
+        # Python has frozen files, and torch calls our hooks for operations of the user's.
+        if not Path(frame.filename).is_absolute() or frame.name in _HOOKS:
             continue
         file = Path(frame.filename).resolve()
         if any(map(file.is_relative_to, own)):

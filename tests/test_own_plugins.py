@@ -7,6 +7,7 @@ from federated import run
 
 from collapipe.config import load_overrides, own_overrides
 from collapipe.errors import CollaPipeError, ConfigError
+from collapipe.own_packages import place_in_plugin
 
 # A task with exactly the members that docs/how-to/extend.md and the protocol require.
 TASK = """
@@ -295,3 +296,102 @@ def broken(*arguments):
     fault = r"RuntimeError: my block \(broken_block\.py, line 13\)"
     with pytest.raises(CollaPipeError, match=fault):
         run(own / "run", "model._target_=broken_block.Broken")
+
+
+MODEL = """
+from collapipe.models.transformer import EncoderBlock, TransformerSpec
+import torch
+
+
+def detached(module, arguments, output):
+    return output.detach()
+
+
+class Own(TransformerSpec):
+    def build_block(self, index):
+        block = EncoderBlock(self)
+        CHANGE
+        return block
+
+    def build_head(self, vocabulary):
+        head = super().build_head(vocabulary)
+        loss, generate = head.loss, head.generate
+        HEAD
+        return head
+
+
+KEPT = EncoderBlock(TransformerSpec(dim=16, num_heads=2, feed_forward_dim=16))
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "block.twin = block.attention",
+            r"blocks\.0\.attention\.\S+ and blocks\.0\.twin\.\S+ are one",
+        ),
+        (
+            "block = KEPT",
+            r"blocks\.0\.\S+ and blocks\.1\.\S+ are one weight, and would train apart",
+        ),
+        (
+            'block.register_buffer("old", torch.ones(2), persistent=False)',
+            r"state_dict lacks the buffer blocks\.0\.old; ",
+        ),
+        ("block.register_forward_hook(detached)", r"the output of a EncoderBlock has no gradient"),
+    ],
+)
+def test_a_faulty_block_is_reported_in_one_line(own: Path, change: str, message: str) -> None:
+    name = own.name  # a new name for each case, because modules stay imported
+    (own / f"{name}.py").write_text(MODEL.replace("CHANGE", change).replace("HEAD", ""))
+    with pytest.raises(CollaPipeError, match=message):
+        run(own / "run", f"model._target_={name}.Own")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "head.loss = lambda *each: loss(*each).detach()",
+            "Decoder.loss has no gradient for its inp",
+        ),
+        (
+            "head.loss = lambda hidden, *each: loss(hidden.detach(), *each)",
+            "loss has no gradient for",
+        ),
+        (
+            "head.generate = lambda *each: generate(*each)[1:]",
+            r"generate returned \d rows, expected a",
+        ),
+        (
+            "head.generate = lambda *each: None",
+            r"generate returned NoneType, expected a list of tok",
+        ),
+    ],
+)
+def test_a_faulty_head_is_reported_in_one_line(own: Path, change: str, message: str) -> None:
+    name = own.name
+    (own / f"{name}.py").write_text(MODEL.replace("CHANGE", "").replace("HEAD", change))
+    with pytest.raises(CollaPipeError, match=rf"model: \S*{message}"):
+        run(own / "run", f"model._target_={name}.Own", "federation.rounds=1")
+
+
+def test_an_operation_without_values_is_named_with_its_file_and_line(own: Path) -> None:
+    """torch calls our hooks for it, which are no code that failed."""
+    (own / "reading.py").write_text(
+        MODEL.replace("CHANGE", "torch.ones(2).sum().item()").replace("HEAD", "")
+    )
+    with pytest.raises(RuntimeError, match="meta tensors") as caught:
+        run(own / "run", "model._target_=reading.Own")
+    assert place_in_plugin(caught.value) == "reading.py, line 13"
+
+
+def test_a_model_without_a_hash_is_refused(own: Path) -> None:
+    source = "from dataclasses import dataclass\n\nfrom collapipe.models.transformer import "
+    source += "TransformerSpec\n\n\n@dataclass(frozen=True)\nclass Listed(TransformerSpec):\n"
+    (own / "listed.py").write_text(f"{source}    sizes: list[int] | None = None\n")
+    with pytest.raises(
+        ConfigError, match=r"^model: a Listed has no hash \(unhashable type: 'list'\)"
+    ):
+        load_overrides(["model._target_=listed.Listed", "+model.sizes=[1]"])

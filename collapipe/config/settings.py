@@ -150,6 +150,14 @@ class Settings(Resolved):
 
         model = self.build("model")
         check_members("model", model, ModelSpec)
+        try:
+            hash(model)
+        except TypeError as error:  # of a field, or of a dataclass that is not frozen
+            kind = type(model).__qualname__
+            raise ConfigError(
+                f"model: a {kind} has no hash ({error}); make it a frozen dataclass, with tuples "
+                "instead of lists"
+            ) from error
         checked("model.num_blocks", sections.Count, model.num_blocks)
         return cut_at(with_adapters(model, self.adapter, self.pipeline.dtype), self.framework.cut)
 

@@ -128,6 +128,11 @@ def _measure(
         drawing_from(torch.Generator()),
     ):
         out = _output(block, hidden, mask)
+    if not out.requires_grad:
+        raise ConfigError(
+            f"model: the output of a {type(block).__qualname__} has no gradient for its input; "
+            "remove what detaches it, such as torch.no_grad()"
+        )
     with flop_counter() as backward:
         torch.autograd.backward(out, torch.ones_like(out))
     own = _storages([*block.parameters(), *block.buffers()])

@@ -10,7 +10,6 @@ do not need these imports.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from collapipe.errors import NonFiniteLossError
+from collapipe.errors import ConfigError, NonFiniteLossError
 from collapipe.models.dropout import drawing_from
 from collapipe.models.split import summed_loss
 from collapipe.process.torch_device import CPU, moved
@@ -229,5 +228,11 @@ class HeadPart(Part):
         mask, targets = mask.to(self.device), targets.to(self.device)
         with drawing_from(generator):
             loss = summed_loss(self.module, own, mask, targets) / target_tokens
-        loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), cast(Tensor, own.grad).to(hidden.device)
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        if own.grad is None:
+            raise ConfigError(
+                f"model: {type(self.module).__qualname__}.loss has no gradient for its input; "
+                "remove what detaches it, such as torch.no_grad()"
+            )
+        return float(loss.detach()), own.grad.to(hidden.device)

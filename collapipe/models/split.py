@@ -1,7 +1,7 @@
 """Interfaces of a model's three kinds of parts, and the unsplit model made of them."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.errors import ConfigError
+from collapipe.formatting import counted
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.weights.without_values import WithoutValues
 from collapipe.tensors import IGNORED, Batch, Tensors, aligned
@@ -179,7 +180,7 @@ class SplitModel(nn.Module):
     def generate(self, batch: Batch, max_length: int) -> list[list[int]]:
         """Return greedy predictions for the batch's inputs."""
         hidden = self.encode(batch.inputs, batch.mask)
-        return cast(Head, self.head).generate(hidden, batch.mask, max_length)
+        return predictions(self.head, hidden, batch.mask, max_length)
 
 
 def summed_loss(head: nn.Module, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
@@ -191,6 +192,19 @@ def summed_loss(head: nn.Module, hidden: Tensor, mask: Tensor, targets: Tensor) 
     raise ConfigError(
         f"model: {type(head).__qualname__}.loss returned {described}, expected the sum over target "
         "tokens, a tensor of one number"
+    )
+
+
+def predictions(head: nn.Module, hidden: Tensor, mask: Tensor, length: int) -> list[list[int]]:
+    """Return each sample's token ids, which a ``Head`` generates. Raises ``ConfigError`` unless
+    there is a list for each sample."""
+    found: object = cast(Head, head).generate(hidden, mask, length)
+    if isinstance(found, Sized) and len(found) == len(mask):
+        return cast(list[list[int]], found)
+    described = counted(len(found), "row") if isinstance(found, Sized) else type(found).__name__
+    raise ConfigError(
+        f"model: {type(head).__qualname__}.generate returned {described}, expected a list of token "
+        f"ids for each of {len(mask)} samples"
     )
 
 

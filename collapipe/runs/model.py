@@ -7,7 +7,7 @@ Its frozen weights, the base, are named by digests, and kept in the folder only 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,6 +86,7 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
         }
     head = empty[HEAD]
     check_members("model", head.head if isinstance(head, CutHead) else head, Head, "build_head")
+    _check_names(empty)
     freezes = any(not each.requires_grad for part in empty.values() for each in part.parameters())
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.seed)
@@ -97,6 +98,25 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
     forget(spec)
     take_adapters(settings, trained)
     return trained, replace(base, digests=digests)
+
+
+def _check_names(parts: Mapping[str, nn.Module]) -> None:
+    """Raise ``ConfigError`` if weights cannot be filled by name: two share a tensor, or a buffer is
+    not in the state."""
+    known: dict[nn.Parameter, str] = {}
+    for part, module in parts.items():
+        for name, weight in module.named_parameters(remove_duplicate=False):
+            if (other := known.setdefault(weight, f"{part}.{name}")) != f"{part}.{name}":
+                raise ConfigError(
+                    f"model: {other} and {part}.{name} are one weight, and would train apart; make "
+                    "one, and read it twice in forward"
+                )
+        lost = {name for name, each in module.named_buffers() if each.is_meta}
+        for name in sorted(lost - module.state_dict().keys()):
+            raise ConfigError(
+                f"model: the state_dict lacks the buffer {part}.{name}; make it in forward, or "
+                "remove persistent=False"
+            )
 
 
 def _begun(
@@ -287,10 +307,11 @@ def read_tokenizer(model_dir: Path) -> Tokenizer:
 def initial_model(settings: Settings, tokenizer: Tokenizer) -> SplitModel:
     """Build the model with which training begins, a function of the seed and of ``adapter.path``.
 
-    Raises ``ConfigError`` if the adapters there are not this model's.
+    Raises ``ConfigError`` if the adapters there are not this model's, or two weights are one.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.seed)
         model = SplitModel(settings.model, tokenizer.vocabulary)
+    _check_names(model.parts())
     take_adapters(settings, model.state_dict())
     return to_dtype(model, getattr(torch, settings.pipeline.dtype))

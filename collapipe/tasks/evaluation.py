@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collapipe.errors import WAY_OUT_AFTER_AGGREGATION, DataError, NonFiniteLossError
 from collapipe.formatting import counted
-from collapipe.models.split import Head, SplitModel
+from collapipe.models.split import Head, SplitModel, predictions
 from collapipe.process import cancellation
 from collapipe.statistics import Statistics, exact_sum
 from collapipe.tasks.causal_lm import ContinuedText, correct_tokens
@@ -65,9 +65,8 @@ class Predictor:
     def _batch(self, texts: Sequence[str]) -> list[Prediction]:
         examples = self.task.inputs(texts, self.tokenizer)
         batch = examples.batch(range(len(texts))).to(self.model.device)
-        head = cast(Head, self.model.head)
         hidden = self.model.encode(batch.inputs, batch.mask)
-        ids = head.generate(hidden, batch.mask, self.task.max_length)
+        ids = predictions(self.model.head, hidden, batch.mask, self.task.max_length)
         answers = examples.decode(ids)
         scores = self._scores(examples, hidden, batch.mask, ids) if self.scored else [{}] * len(ids)
         return [Prediction(*each) for each in zip(answers, scores, strict=True)]
@@ -166,7 +165,7 @@ class Evaluator:
         token."""
         model.eval()
         losses, tokens, correct = list[float](), 0, 0
-        predictions: dict[int, list[int]] = {}
+        predicted: dict[int, list[int]] = {}
         for rows in by_length(self._examples, self._at_once, self._apart):
             cancellation.check()
             batch = self._examples.batch(rows).to(model.device)
@@ -176,9 +175,8 @@ class Evaluator:
             else:
                 losses.append(_loss(model, hidden, batch))
             tokens += batch.num_targets
-            head = cast(Head, model.head)
-            generated = head.generate(hidden, batch.mask, self._task.max_length)
-            predictions |= zip(rows, generated, strict=True)
+            generated = predictions(model.head, hidden, batch.mask, self._task.max_length)
+            predicted |= zip(rows, generated, strict=True)
             if isinstance(self._task, ContinuedText):
                 correct += correct_tokens(generated, batch.targets)
         if not tokens:
@@ -191,7 +189,7 @@ class Evaluator:
             raise NonFiniteLossError(
                 f"the evaluation's loss is {sum(losses)}; {WAY_OUT_AFTER_AGGREGATION}"
             )
-        texts = self._examples.decode([predictions[row] for row in sorted(predictions)])
+        texts = self._examples.decode([predicted[row] for row in sorted(predicted)])
         counts = returned(
             self._task.count(texts, self._rows, self._labels),
             np.ndarray,
