@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from collapipe.plan import Amount, RoundPlan
 from collapipe.state import Estimates, Precision
@@ -53,9 +53,9 @@ class Score:
     """A metric's value, the signature to compute it again, and values of further metrics."""
 
     name: str
-    value: float
+    value: FiniteFloat
     signature: str = ""
-    extra_metrics: Mapping[str, float] = field(default_factory=dict)
+    extra_metrics: Mapping[str, FiniteFloat] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,8 @@ def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: P
         ('"target": [', '"goal": [', "rows of the split .* lack the column target, which"),
         ("select(range(4)), ", "select([]), ", "the split validation has no rows"),
         ("return Score(", "return (", "task: Reverse.score returned tuple, expected Score"),
+        ('"exact", ', '"exact", np.nan * ', r"Reverse\.score\.value=nan: must be a finite number"),
+        ('Score("exact"', "Score(None", r"task: Reverse\.score\.name=None: must be a text"),
         ("return np.array(", "return (", "Reverse.count returned list, expected ndarray"),
     ],
 )

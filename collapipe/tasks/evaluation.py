@@ -20,7 +20,7 @@ from collapipe.tasks.causal_lm import ContinuedText, correct_tokens
 from collapipe.tasks.task import Examples, Score, Task
 from collapipe.tensors import IGNORED, Batch, padded
 from collapipe.text.tokenizer import Tokenizer
-from collapipe.validation import returned
+from collapipe.validation import check_fields, returned
 
 APART = "rows apart"
 """Signature of an evaluation in which no row's result depends on other rows."""
@@ -100,9 +100,11 @@ class Evaluation:
 def evaluation_of(task: Task, statistics: Statistics, how: str = "") -> Evaluation:
     """Return loss and metric from ``statistics``; the signature includes ``how`` they were made.
 
-    Raises ``NonFiniteLossError`` if the metric overflows.
+    Raises ``NonFiniteLossError`` if the metric overflows, and ``ConfigError`` if it is no score.
     """
-    score = returned(task.score(statistics), Score, f"task: {type(task).__qualname__}.score")
+    method = f"{type(task).__qualname__}.score"
+    score = returned(task.score(statistics), Score, f"task: {method}")
+    check_fields(f"task: {method}", score)
     signature = f"{score.signature}|{how}" if how else score.signature
     return Evaluation(statistics.loss, replace(score, signature=signature))
 
