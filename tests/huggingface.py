@@ -40,7 +40,12 @@ _DECODER = {
     "scale_embedding": True,
 }
 _T5 = {"d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 4, "num_decoder_layers": 2}
-_T5 |= {"num_heads": 2, "relative_attention_num_buckets": 10, "relative_attention_max_distance": 9}
+_T5 |= {
+    "decoder_start_token_id": 0,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 10,
+    "relative_attention_max_distance": 9,
+}
 _GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 _ROTARY = {**_ENCODER, "num_key_value_heads": 1, "attention_dropout": 0.1}
 SIZES: Mapping[str, Mapping[str, Any]] = {
@@ -57,7 +62,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "qwen2": _ROTARY
     | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1, "rope_theta": 99.0},
     "bart": _DECODER,
-    "marian": _DECODER,
+    "marian": _DECODER | {"decoder_start_token_id": 0},
     "t5": _T5,
 }
 # Configurations that change the layout of weights: name → family and changed options.

@@ -168,12 +168,19 @@ def set_labels(config: Any, vocabulary: Vocabulary, head: str) -> None:
 
 
 def check_knows(config: Any, vocabulary: Vocabulary, called: str) -> None:
-    """Raise ``ConfigError`` if pretrained weights lack tokens of the vocabulary."""
+    """Raise ``ConfigError`` if pretrained weights lack tokens of the vocabulary, or a decoder's
+    first one."""
     if vocabulary.size > config.vocab_size:
         raise ConfigError(
             f"{called}: knows {config.vocab_size} tokens, the run's tokeniser has "
             f"{vocabulary.size}; use the model's own, as it was published, or set "
             "model.pretrained=false"
+        )
+    start = getattr(config, "decoder_start_token_id", None)
+    if config.is_encoder_decoder and (start is None or not 0 <= start < config.vocab_size):
+        raise ConfigError(
+            f"{called}: its config.json has decoder_start_token_id={start}, expected one of "
+            f"{config.vocab_size} tokens; set it there"
         )
 
 

@@ -30,8 +30,7 @@ KEY = DropoutKey(0, 0, 0)
 
 def published(tmp_path: Path, name: str, head: str) -> HuggingFaceSpec:
     """Save a random model with transformers; return the spec that loads it."""
-    start = {"decoder_start_token_id": 0} if name == "t5" else {}
-    path = folder(tmp_path, name, **without_dropout(VARIANTS[name][0]), **start)
+    path = folder(tmp_path, name, **without_dropout(VARIANTS[name][0]))
     config = transformers.AutoConfig.from_pretrained(path, num_labels=LABELS)
     torch.manual_seed(4)
     getattr(transformers, CLASSES[head][0]).from_config(config).save_pretrained(path)

@@ -211,6 +211,19 @@ def test_a_vocabulary_of_another_size_than_the_pretrained_one_is_refused(tmp_pat
         spec.build_embedding(VOCABULARY)
 
 
+@pytest.mark.parametrize(("name", "start"), [("t5", None), ("marian", 23)])
+def test_a_pretrained_decoder_without_a_first_token_is_refused(
+    tmp_path: Path, name: str, start: int | None
+) -> None:
+    """The server's first step would fail, and transformers writes such configurations."""
+    made = folder(tmp_path, name, decoder_start_token_id=start)
+    spec = HuggingFaceSpec(str(made), None, None, "decoder", pretrained=True)
+    with pytest.raises(
+        ConfigError, match=rf"has decoder_start_token_id={start}, expected one of 23"
+    ):
+        spec.run_config(VOCABULARY)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "warned"),
     [
