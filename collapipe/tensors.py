@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from collapipe.errors import ConfigError
+
 IGNORED = -100  # torch's own ignore_index: a target position that is padding
 MOST_PACKED = 255  # sequences in a row, whose numbers are bytes
 Tensors = dict[str, Tensor]
@@ -22,6 +24,18 @@ class Batch:
     mask: Tensor
     targets: Tensor  # int64 [b, t], the values to predict; ``IGNORED`` at padding
     rows: Tensor | None = None  # int64 [b], samples' indices among the unit's rows; None: unknown
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for other forms, which a user's task may have made."""
+        inputs, mask, targets = self.inputs, self.mask, self.targets
+        matrices = inputs.dim() == targets.dim() == 2 and len(inputs) == len(targets)
+        ids = inputs.dtype == targets.dtype == torch.int64
+        if not (matrices and ids and is_mask(mask) and mask.shape == inputs.shape):
+            described = (f"{each.dtype} {list(each.shape)}" for each in (inputs, mask, targets))
+            raise ConfigError(
+                f"task: a batch has inputs, mask and targets {', '.join(described)}; expected "
+                "int64 [b, s], bool [b, s] and int64 [b, t]"
+            )
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""

@@ -201,6 +201,16 @@ def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: P
         ("return Score(", "return (", "task: Reverse.score returned tuple, expected Score"),
         ('"exact", ', '"exact", np.nan * ', r"Reverse\.score\.value=nan: must be a finite number"),
         ('Score("exact"', "Score(None", r"task: Reverse\.score\.name=None: must be a text"),
+        (
+            "IGNORED))",
+            "IGNORED).float())",
+            r"a batch has .*, torch\.float32 \[\d+, \d+\]; expected",
+        ),
+        (
+            "inputs != vocabulary.pad,",
+            "(inputs != vocabulary.pad)[:, :1],",
+            r"torch\.bool \[\d+, 1\], torch\.int64 ",
+        ),
         ("return np.array(", "return (", "Reverse.count returned list, expected ndarray"),
     ],
 )
