@@ -40,12 +40,8 @@ _DECODER = {
     "scale_embedding": True,
 }
 _T5 = {"d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 4, "num_decoder_layers": 2}
-_T5 |= {
-    "decoder_start_token_id": 0,
-    "num_heads": 2,
-    "relative_attention_num_buckets": 10,
-    "relative_attention_max_distance": 9,
-}
+_T5 |= {"num_heads": 2, "relative_attention_num_buckets": 10, "relative_attention_max_distance": 9}
+_T5 |= {"decoder_start_token_id": 0}
 _GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 _ROTARY = {**_ENCODER, "num_key_value_heads": 1, "attention_dropout": 0.1}
 SIZES: Mapping[str, Mapping[str, Any]] = {
