@@ -5,6 +5,7 @@
 >>> settings, model, tokenizer = collapipe.load(run_dir)
 """
 
+import os
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ _LAZY = {
     "train": "collapipe.cli.run:run_job",
 }
 
+# gRPC reads this when it is imported. Its own resolver knows neither mDNS (``jetson.local``) nor a
+# host's second address in /etc/hosts.
+os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
 __version__ = "0.1.0"  # as in pyproject.toml; a Flower bundle has no installed metadata
 
 
