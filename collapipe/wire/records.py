@@ -294,6 +294,6 @@ def _parse(kind: type[T], text: Any) -> T:
     try:
         return cast(T, _adapter(cast(Hashable, kind)).validate_json(text))
     except CollaPipeError as error:
-        raise WireError(f"not a {kind.__name__}: {error}") from error
+        raise WireError(f"not a {kind.__name__}: {one_line(error)}") from error
     except ValidationError as error:
         raise WireError(f"not a {kind.__name__}: {fault_of(error)}") from error
