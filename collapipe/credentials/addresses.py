@@ -15,7 +15,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     if not found or int(found[3]) > 65535 or not _is_host(found[1], found[2]):
         raise ConfigError(
             f"address {address!r}: must be HOST:PORT, such as 10.0.0.5:7700, or [HOST]:PORT for "
-            f"IPv6{_ascii_form(address)}"
+            "IPv6 without a zone, with a port up to 65535" + _ascii_form(address)
         )
     return found[1] or found[2], int(found[3])
 

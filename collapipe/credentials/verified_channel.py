@@ -27,7 +27,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:  # a name
-        return host == "localhost"
+        return host.lower() == "localhost"
 
 
 def require_loopback(address: str) -> None:

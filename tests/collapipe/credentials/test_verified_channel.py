@@ -14,7 +14,7 @@ from collapipe.wire.streams.channels import Dialer
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1:50", "127.9.9.9:0", "[::1]:65535", "localhost:7000"]
+    "address", ["127.0.0.1:50", "127.9.9.9:0", "[::1]:65535", "LocalHost:7000"]
 )
 def test_loopback_addresses_need_no_certificates(address: str) -> None:
     require_loopback(address)
@@ -53,6 +53,8 @@ def test_addresses_other_than_loopback_are_refused(address: str) -> None:
 def test_an_address_is_split_into_host_and_port() -> None:
     assert host_and_port("jetson.local:7000") == ("jetson.local", 7000)
     assert host_and_port("[fd00::2]:7000") == ("fd00::2", 7000)
+    with pytest.raises(ConfigError, match="65535"):
+        host_and_port("jetson:70000")
 
 
 def test_a_stopped_and_a_missing_server_have_different_errors(tmp_path: Path) -> None:
