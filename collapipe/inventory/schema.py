@@ -149,7 +149,7 @@ class LinkSection(Section):
 class ClusterSection(Section):
     """A cluster: its devices, and its uplink in a joint round."""
 
-    name: Text
+    name: Name
     devices: list[DeviceSection] = Field(min_length=1)
     links: list[LinkSection] = Field([])
     control_unit: ControlUnitSection | None = None

@@ -132,6 +132,7 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
         (INVENTORY.replace("name: pi-1", 'name: "a\\nb"'), ":14: clusters[0].devices[0].name="),
         (INVENTORY.replace("l: 0.05", "l: 0.05, block_flops: 1.0e9"), ".yaml --write, or give "),
         (INVENTORY.replace("jetson", "x" * 65), ": must be a text of at most 64 characters"),
+        (JOINT.replace("workshop", "x" * 65), ": must be a text of at most 64 characters"),
         (INVENTORY + '"a\\nb": 1\n', ":24: a b=1: unknown key"),
         ("batch_size: 9999\nmodel: {num_blocks: 1}\nclusters: [{name: a, devices: [{name: b, "
          "chunk: {u: 1}}]}]\n", ":1: max_micro_batches: batch_size=9999 "),
@@ -524,7 +525,7 @@ def test_the_chart_is_drawn_the_same_every_time(
 def test_a_long_name_of_a_cluster_does_not_push_figures_out_of_the_chart(
     command: Command, tmp_path: Path
 ) -> None:
-    chart, long = tmp_path / "chart.svg", JOINT.replace("name: workshop", f"name: {'w' * 96}")
+    chart, long = tmp_path / "chart.svg", JOINT.replace("name: workshop", f"name: {'w' * 64}")
     assert command(written(tmp_path, long), "--plot", chart)[0] == 0
     drawn = re.findall("<!-- (.*?) -->", chart.read_text())
     assert any("a batch" in line for line in drawn) and 96 <= max(map(len, drawn)) <= 100
