@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from collapipe.errors import ConfigError, cause_of
 from collapipe.process import files
 from collapipe.tensors import Tensors
 from collapipe.wire.kept_file import flat, nested
+from collapipe.wire.parts import DAMAGED
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def _read(file: Path) -> tuple[dict[str, str], dict[str, Tensors]]:
         with safe_open(file, "pt") as opened:
             messages = dict(opened.metadata() or {})
         return messages, nested(load_file(file))
-    except (OSError, SafetensorError) as error:
+    except (OSError, *DAMAGED) as error:
         _log.warning("%s: cannot be read (%s); starts with empty state", file, cause_of(error))
         file.unlink()
         return {}, {}

@@ -1,5 +1,7 @@
-"""Checks that a task reports an invalid or missing file."""
+"""Invalid files, and checks that a task reports an invalid or missing one."""
 
+import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,9 @@ def assert_named(task: Task, file: Path, content: bytes | None, words: list[str]
         _ = rows.train, rows.validation, rows.test
     assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in str(caught.value)
+
+
+def without_elements(*sizes: int) -> bytes:
+    """A file of safetensors with a tensor of shape [0, …] that torch cannot make."""
+    head = json.dumps({"a": {"dtype": "F32", "shape": [0, *sizes], "data_offsets": [0, 0]}})
+    return struct.pack("<Q", len(head)) + head.encode()

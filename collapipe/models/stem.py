@@ -19,16 +19,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from collapipe import __version__
+from collapipe.errors import one_line
 from collapipe.models import split
 from collapipe.process import files
 from collapipe.process.folders import in_home
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.frozen_store import default_folder, digest
+from collapipe.wire.parts import DAMAGED
 
 _log = logging.getLogger(__name__)
 _ACTIVATION, _DIGEST = "activation", "sha256"
@@ -71,8 +72,8 @@ class ActivationStore:
             tensors = load(file.read_bytes())  # a copy: later writes to the file do not change it
         except FileNotFoundError:
             return None
-        except (OSError, SafetensorError, KeyError) as error:  # a type that torch lacks
-            tensors, cause = {}, str(error)
+        except (OSError, *DAMAGED) as error:
+            tensors, cause = {}, one_line(error)
         if tensors.keys() == {_ACTIVATION, _DIGEST}:
             activation = tensors[_ACTIVATION]
             if torch.equal(tensors[_DIGEST], _check(file, activation)):

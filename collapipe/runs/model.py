@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from collapipe.config import Settings, load_saved
@@ -45,6 +44,7 @@ from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.validation import from_json, returned
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
+from collapipe.wire.parts import DAMAGED
 
 _log = logging.getLogger(__name__)
 _DIGESTS = TypeAdapter(dict[str, str])
@@ -219,7 +219,7 @@ def load_trained(run_dir: Path, trusted: Sequence[str] = (), unit: int | None = 
     base = base_of(run_dir, settings, tokenizer.vocabulary)
     try:
         trained, record = weights_record.read(file)
-    except (SafetensorError, RuntimeError) as error:
+    except DAMAGED as error:
         raise _refusal(file, error) from error
     if (count := len(trained) + len(base)) < blocks:  # check the claimed number before building
         raise _refusal(file, f"{count} tensors for {blocks} blocks")

@@ -20,7 +20,7 @@ from collapipe.errors import ConfigError, DataError, WireError, one_line
 from collapipe.process.files import make_folder, replace, replacing
 from collapipe.process.folders import in_home
 from collapipe.tensors import ALIGNMENT, Tensors
-from collapipe.wire.parts import pieces, raw
+from collapipe.wire.parts import DAMAGED, pieces, raw
 
 _NOTE_BYTES = 64
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -127,7 +127,7 @@ class FrozenStore:
             ) from error
         except OSError as error:
             raise DataError(f"{file}: cannot read frozen weights ({error}); fix that") from error
-        except (SafetensorError, KeyError) as error:  # a type that torch lacks
+        except DAMAGED as error:
             cause = one_line(error)
         else:
             if digest_once(tensors, state) == name:

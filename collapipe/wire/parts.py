@@ -29,6 +29,9 @@ _CODES = {
     torch.int32: "I32",
     torch.int64: "I64",
 }
+# errors for damaged data, also a type that torch lacks, and shapes without elements that are beyond
+# its numbers
+DAMAGED = (SafetensorError, KeyError, RuntimeError, TypeError)
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _ALIGNMENT = 8
 _PART_BYTES = 2**23  # so that neither end needs memory for a second copy of a block
@@ -110,8 +113,7 @@ def _checked(size: bytes, most_header: int, read: Callable[[], Tensors]) -> Tens
         raise WireError(f"a header of {header:,} bytes, at most {most_header:,}")
     try:
         tensors = read()
-    # a type that torch lacks, and shapes without elements that are beyond its numbers
-    except (SafetensorError, KeyError, RuntimeError, TypeError) as error:
+    except DAMAGED as error:
         raise WireError(f"tensors cannot be read: {one_line(error)}") from error
     if header > NAME_BYTES * (1 + len(tensors)):
         raise WireError(f"a header of {header:,} bytes for {len(tensors)} tensors")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bad_files import without_elements
 from flwr.app import Context, Error, Message
 from resumed import World, differing, outcome, tensors
 
@@ -123,10 +124,11 @@ def test_only_the_last_runs_state_is_kept_in_a_private_file(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("content", [b"half", without_elements(2**63)], ids=["half", "shape"])
 def test_a_damaged_file_is_reported_and_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
-    (tmp_path / "7.safetensors").write_bytes(b"half")
+    (tmp_path / "7.safetensors").write_bytes(content)
     assert KeptStore(tmp_path).read(7) == ({}, {})
     assert "7.safetensors: cannot be read" in caplog.text
     assert list(tmp_path.iterdir()) == []

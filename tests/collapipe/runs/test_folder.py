@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from bad_files import without_elements
 from federated import settings_of
 from full_disk import full_disk
 from safetensors.torch import load_file, save_file
@@ -278,6 +279,12 @@ def test_a_damaged_tokenizer_gives_an_error_of_one_line(
     with pytest.raises(ConfigError, match=file) as caught:
         load_model(apart[0], unit=0)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_of_an_impossible_shape_are_refused(apart: tuple[Path, list[Tensors]]) -> None:
+    (apart[0] / WEIGHTS).write_bytes(without_elements(2**63))
+    with pytest.raises(ConfigError, match="not the weights of this run's model"):
+        load_model(apart[0], unit=0)
 
 
 def test_no_more_blocks_are_built_than_have_saved_weights(

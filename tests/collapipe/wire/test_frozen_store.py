@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bad_files import without_elements
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -107,12 +108,13 @@ def test_a_damaged_file_is_removed_and_reported(tmp_path: Path) -> None:
     file = tmp_path / f"{name}.safetensors"
     whole = file.read_bytes()
     changed = tensors() | {"a": tensors()["a"] + 1}
-    for damage in ("short", "empty", "other"):
+    for damage in ("short", "empty", "shape", "other"):
         if damage == "other":
             save_file({key: tensor.contiguous() for key, tensor in changed.items()}, file)
             os.utime(file, (7, 7))  # clocks of file systems may be coarse
         else:
-            file.write_bytes(whole[:-1] if damage == "short" else b"")
+            found = {"short": whole[:-1], "empty": b"", "shape": without_elements(2**63)}
+            file.write_bytes(found[damage])
         with pytest.raises(DataError, match=f"{name}.*damaged") as caught:
             store.load(name)
         assert "\n" not in str(caught.value)

@@ -1,7 +1,5 @@
 """Joined tensors form a part in the format of safetensors."""
 
-import json
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from bad_files import without_elements
 from safetensors.torch import load, save
 
 from collapipe.errors import WireError
@@ -52,12 +51,6 @@ def test_repeated_reading_takes_no_more_memory(tmp_path: Path) -> None:
     for _ in range(50):
         mapped_part(file)
     assert sys.getallocatedblocks() - before < 200
-
-
-def without_elements(*sizes: int) -> bytes:
-    """A file with a tensor of shape [0, …] that torch cannot make."""
-    head = json.dumps({"a": {"dtype": "F32", "shape": [0, *sizes], "data_offsets": [0, 0]}})
-    return struct.pack("<Q", len(head)) + head.encode()
 
 
 @pytest.mark.parametrize(
