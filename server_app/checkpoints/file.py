@@ -210,7 +210,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         )
     if state.pop("sha256") != _digest_of(state):
         raise ValueError(f"{_STATE} was changed after it was written (SHA-256 differs)")
-    written = state["files"]
+    written = dict(state["files"])
     for name in sorted(written.keys() | {file.name for file in path.iterdir()} - {_STATE}):
         if name != _TENSORS and not _UNIT.fullmatch(name):
             raise ValueError(f"{name[:80]!r} does not belong to a checkpoint")

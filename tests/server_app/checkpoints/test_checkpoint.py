@@ -1,5 +1,6 @@
 """A checkpoint is read exactly as it was written, or it is refused."""
 
+import hashlib
 import json
 import math
 import os
@@ -158,6 +159,17 @@ def test_another_format_is_named_with_its_version(tmp_path: Path) -> None:
     state = json.loads(file.read_text())
     file.write_text(json.dumps({**state, "format": 9, "version": "9.1"}))
     with pytest.raises(ConfigError, match=r"has format 9 of CollaPipe 9\.1; .* CollaPipe 9\.1$"):
+        checkpoints.read("000003")
+
+
+@pytest.mark.parametrize("files", [2, [0], "x", None, [["state.json", 1]]])
+def test_a_list_of_files_of_another_type_is_damage(tmp_path: Path, files: object) -> None:
+    checkpoints, file = written(tmp_path, 3), tmp_path / "checkpoints" / "000003" / "state.json"
+    state = {**json.loads(file.read_text()), "files": files}
+    del state["sha256"]
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    file.write_text(json.dumps({"sha256": digest, **state}))
+    with pytest.raises(ConfigError, match="000003: damaged"):
         checkpoints.read("000003")
 
 
