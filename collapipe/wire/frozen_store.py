@@ -23,6 +23,7 @@ from collapipe.tensors import ALIGNMENT, Tensors
 from collapipe.wire.parts import DAMAGED, pieces, raw
 
 _NOTE_BYTES = 64
+_MOST_KNOWN = 10_000  # a device runs for months and gets new files with each model
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _known = dict[Hashable, str]()  # digests that this process has computed, by the state of files
 
@@ -67,9 +68,11 @@ def digest_once(tensors: Mapping[str, torch.Tensor], source: Hashable) -> str:
     ``source`` is a key of the tensors in their files and of the files' state.
     """
     key = source, tuple(sorted((name, str(each.dtype)) for name, each in tensors.items()))
-    if key not in _known:
-        _known[key] = digest(tensors)
-    return _known[key]
+    if (found := _known.get(key)) is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        found = _known[key] = digest(tensors)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from collapipe.errors import ConfigError, DataError, WireError
 from collapipe.process.folders import in_home
 from collapipe.wire import frozen_store
-from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
+from collapipe.wire.frozen_store import FrozenStore, default_folder, digest, digest_once
 from collapipe.wire.parts import pieces
 from tests.full_disk import full_disk
 
@@ -208,6 +208,14 @@ def test_loaded_tensors_are_memory_mapped_and_aligned(tmp_path: Path) -> None:
     maps = Path("/proc/self/maps").read_text().splitlines()
     spans = [line.split()[0].split("-") for line in maps if name in line]
     assert any(int(first, 16) <= loaded["b"].data_ptr() < int(end, 16) for first, end in spans)
+
+
+def test_a_device_that_runs_for_months_remembers_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen_store, "_known", {})
+    monkeypatch.setattr(frozen_store, "_MOST_KNOWN", 2, raising=False)
+    for state in range(9):
+        assert digest_once(tensors(), state) == digest(tensors())
+        assert len(frozen_store._known) <= 2
 
 
 def test_a_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
