@@ -1,5 +1,6 @@
 """Overrides as texts in Hydra's grammar: parse, write, merge and expand them."""
 
+import functools
 import itertools
 import json
 import re
@@ -29,12 +30,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     if not isinstance(overrides, list | tuple) or not all(isinstance(o, str) for o in overrides):
         shown = [overrides] if isinstance(overrides, str) else ["KEY=VALUE"]
         raise ConfigError(f"overrides={overrides!r}: must be a list of texts: {shown}")
-    parser = OverridesParser.create()
     try:
-        try:
-            parsed = parser.parse_overrides(list(overrides))
-        except HydraException:  # parsing all at once is faster, so that comes first
-            parsed = [_parsed(parser, each) for each in overrides]
+        parsed = list(map(_parsed, overrides))
         for override in parsed:
             if not override.key_or_group:
                 text = str(override.input_line)[:_MOST_SHOWN]
@@ -45,9 +42,14 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
-def _parsed(parser: OverridesParser, text: str) -> Override:
+@functools.lru_cache(maxsize=1024)
+def _by_grammar(text: str) -> Override:
+    return OverridesParser.create().parse_override(text)
+
+
+def _parsed(text: str) -> Override:
     try:
-        return parser.parse_override(text)
+        return _by_grammar(text)
     except HydraException as error:
         name, equals, value = text.partition("=")
         if not equals:
@@ -56,11 +58,11 @@ def _parsed(parser: OverridesParser, text: str) -> Override:
         if value.rstrip().endswith(","):
             raise ConfigError(f"{text}: ends in a comma; write KEY=V1,V2 without blanks") from error
         cause = f"{text[:_MOST_SHOWN]}: not an override KEY=VALUE: {one_line(error)}"
-        choices = [_plain(parser, choice.strip()) for choice in value.split(",")]
+        choices = [_plain(choice.strip()) for choice in value.split(",")]
         whole = f"{name}{equals}{literal(value, references=True)}"
         try:
-            read = parser.parse_override(f"{name}{equals}{','.join(choices)}")
-            parser.parse_override(whole)
+            read = _by_grammar(f"{name}{equals}{','.join(choices)}")
+            _by_grammar(whole)
         except HydraException:
             raise ConfigError(cause) from error
         if _STRUCTURE.match(value) or ("," in value and _BRACKETS.search(value)):
@@ -69,10 +71,10 @@ def _parsed(parser: OverridesParser, text: str) -> Override:
         return read
 
 
-def _plain(parser: OverridesParser, text: str) -> str:
+def _plain(text: str) -> str:
     """Return a value, in quotes if Hydra's grammar refuses it without."""
     try:
-        parser.parse_override(f"key={text}")
+        _by_grammar(f"key={text}")
     except HydraException:
         return literal(text, references=True)
     return text
