@@ -389,6 +389,18 @@ def test_a_faulty_head_is_reported_in_one_line(own: Path, change: str, message: 
         run(own / "run", f"model._target_={name}.Own", "federation.rounds=1")
 
 
+def test_a_model_without_a_weight_that_trains_is_refused(own: Path) -> None:
+    frozen = "return super().build_embedding(vocabulary).requires_grad_(False)"
+    source = MODEL.replace("CHANGE", "block.requires_grad_(False)")
+    source = source.replace("HEAD", "head.requires_grad_(False)")
+    source = source.replace(
+        "KEPT", f"    def build_embedding(self, vocabulary):\n        {frozen}\n\nKEPT"
+    )
+    (own / "still.py").write_text(source)
+    with pytest.raises(ConfigError, match=r"^model: no weight of it trains"):
+        run(own / "run", "model._target_=still.Own")
+
+
 def test_an_operation_without_values_is_named_with_its_file_and_line(own: Path) -> None:
     """torch calls our hooks for it, which are no code that failed."""
     (own / "reading.py").write_text(

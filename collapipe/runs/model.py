@@ -87,11 +87,13 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
     head = empty[HEAD]
     check_members("model", head.head if isinstance(head, CutHead) else head, Head, "build_head")
     _check_names(empty)
-    freezes = any(not each.requires_grad for part in empty.values() for each in part.parameters())
+    trains = {each.requires_grad for part in empty.values() for each in part.parameters()}
+    if True not in trains:
+        raise ConfigError("model: no weight of it trains; set requires_grad of some")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.seed)
         for name, build in building.items():
-            own, frozen = _begun(base, name, build, empty[name], freezes)
+            own, frozen = _begun(base, name, build, empty[name], False in trains)
             trained |= prefixed(name, own)
             if frozen is not None:
                 digests[name] = frozen
