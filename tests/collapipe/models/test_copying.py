@@ -20,6 +20,7 @@ from collapipe.models.transformer import EncoderBlock, TransformerSpec
 from collapipe.models.weights.without_values import WithoutValues
 
 _CONTAINERS = dict, list, set, tuple
+_IN_FILES = {"rope_theta", "decoder_start_token_id"}  # fields of a config.json, not of the class
 SPECS: dict[str, Callable[[], ModelSpec]] = {
     "ours": lambda: TransformerSpec(2, 1, 8, 2, 12, 0.1),
     "adapters": lambda: LoraSpec(of_family("bert"), quantization="nf4", dropout=0.1),
@@ -28,7 +29,7 @@ SPECS: dict[str, Callable[[], ModelSpec]] = {
 
 
 def of_family(family: str) -> ModelSpec:
-    sizes = {name: size for name, size in SIZES[family].items() if name != "rope_theta"}
+    sizes = {name: size for name, size in SIZES[family].items() if name not in _IN_FILES}
     return HuggingFaceSpec(family=family, config=sizes)
 
 
