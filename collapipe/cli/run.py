@@ -243,10 +243,11 @@ def _run_local(settings: Settings, resume: str | None) -> None:
     # Imported here, because simulations run these apps in other processes.
     from client_app.app import app as client
     from collapipe.flower.inline_grid import InlineGrid
+    from collapipe.process.torch_device import torch_for_a_run
     from server_app.training import train
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    with InlineGrid(client, settings.federation.num_units) as grid:
+    with torch_for_a_run(), InlineGrid(client, settings.federation.num_units) as grid:
         train(grid, settings, resume)
 
 

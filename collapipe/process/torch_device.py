@@ -1,5 +1,8 @@
 """Find the torch device for a name: ``auto``, ``cpu``, ``cuda``, …; set torch's threads."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar, cast
 
 import torch
@@ -10,6 +13,7 @@ from collapipe.errors import ConfigError, one_line
 M = TypeVar("M", bound=nn.Module | Tensor)
 CPU = torch.device("cpu")
 _CORES = torch.get_num_threads()  # torch's own choice, which OMP_NUM_THREADS may limit
+_in_run = threading.Lock()
 
 
 def torch_device(option: str, name: str, dtype: str = "float32") -> torch.device:
@@ -63,3 +67,30 @@ def keep_to_threads() -> None:
     there. Their last bits depend on how many compute.
     """
     torch.get_num_threads()
+
+
+@contextmanager
+def torch_for_a_run() -> Iterator[None]:
+    """Give a run torch's defaults, and then restore what the calling program has set.
+
+    Raises ``ConfigError`` during another thread's run: both would seed torch's one generator.
+    """
+    if not _in_run.acquire(blocking=False):
+        raise ConfigError(
+            "runtime=local: another thread of this process trains; wait for its end, or train in "
+            "another process"
+        )
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        with ExitStack() as stack:
+            if torch.get_default_device() != CPU:  # a mode slows every operation
+                stack.enter_context(CPU)
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+        _in_run.release()

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 _FILLS = frozenset({Tensor.uniform_, Tensor.normal_, Tensor.fill_, Tensor.zero_})
@@ -15,6 +16,10 @@ class WithoutValues(DeviceContext):
 
     It skips what sets the values of meta tensors: torch would compute their shapes in Python.
     """
+
+    # as torch.device("meta") does; those of DeviceContext would end the program's default device
+    __enter__ = TorchFunctionMode.__enter__
+    __exit__ = TorchFunctionMode.__exit__
 
     def __init__(self) -> None:
         super().__init__("meta")

@@ -1,18 +1,20 @@
 """A device name stands for a device that torch finds; other names are errors."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
-from federated import run
+from federated import TINY, run
 from second_device import ran, second_device
 
+import collapipe
 from collapipe import config
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
-from collapipe.process.torch_device import present, torch_device, use_threads
+from collapipe.process.torch_device import present, torch_device, torch_for_a_run, use_threads
 
 Command = Callable[..., tuple[int, str, str]]
 GPUS, MAC, PLAIN = ["cuda:0", "cuda:1", "cpu"], ["mps", "cpu"], ["cpu"]
@@ -144,3 +146,31 @@ def test_predictions_run_on_the_servers_device_or_on_the_chosen_one(
         status, _, error = command("predict", tmp_path, "3 May 2020", option, "cuda:9")
     assert len(answers) == 1
     assert (status, f"{option}=cuda:9" in error) == (2, True)
+
+
+def test_a_run_ignores_what_the_program_has_set_in_torch_and_restores_it() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"), torch.inference_mode(), torch.autocast("cpu"):
+            with torch_for_a_run():
+                torch.set_num_threads(1)
+                weight = torch.ones(2, 2, requires_grad=True)
+                product = weight @ weight
+                assert (str(product.device), product.dtype) == ("cpu", torch.float32)
+                assert product.requires_grad and not product.is_inference()
+            assert torch.get_num_threads() == threads + 1
+            assert torch.ones(1).device.type == "meta" and torch.ones(1).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(threads)
+
+
+def test_a_second_run_in_another_thread_of_the_process_is_refused(tmp_path: Path) -> None:
+    """Both would seed torch's generator, and train other weights than alone."""
+    with torch_for_a_run(), ThreadPoolExecutor() as pool:
+        second = pool.submit(collapipe.train, [*TINY, f"hydra.run.dir={tmp_path}"])
+        with pytest.raises(ConfigError, match="another thread of this process trains"):
+            second.result()
+    assert not any(tmp_path.iterdir())

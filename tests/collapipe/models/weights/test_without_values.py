@@ -58,3 +58,14 @@ def test_tensors_on_an_explicit_cpu_device_get_values() -> None:
         with torch.device("cpu"):
             other = torch.empty(3).fill_(1.0)
     assert found.tolist() == other.tolist() == [1.0] * 3
+
+
+def test_the_default_device_of_the_program_is_kept() -> None:
+    """Also if contexts are nested, in a run or in a model's own code."""
+    torch.set_default_device("meta")
+    try:
+        with torch.device("cpu"), WithoutValues():
+            assert torch.ones(1).is_meta
+        assert torch.ones(1).is_meta
+    finally:
+        torch.set_default_device(None)
