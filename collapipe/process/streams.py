@@ -1,15 +1,16 @@
 """Handle standard streams that cannot be written: the run continues, and the status reports it."""
 
+import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
-from collapipe.errors import one_line
+from collapipe.errors import cause_of
 
 _FAILED = 1
-_lost = list[OSError]()  # errors of standard output
+_lost = list[OSError | ValueError]()  # errors of standard output; ValueError: it is closed
 
 
 def open_streams() -> None:
@@ -47,7 +48,7 @@ def write_rest(status: int) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if _lost and not status:
         if not isinstance(_lost[0], BrokenPipeError):  # else its reader has closed it on purpose
-            complain(f"error: standard output: {one_line(_lost[0].strerror)}")
+            complain(f"error: standard output: {cause_of(_lost[0])}")
         return _FAILED
     return status
 
@@ -59,8 +60,9 @@ class _LastingOutput:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
         with self._noting_errors():
-            self._stream.write(text)
+            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:
@@ -76,7 +78,7 @@ class _LastingOutput:
             yield
         except BrokenPipeError:  # the reader, such as ``head``, has ended: end the run
             raise
-        except OSError as error:
+        except (OSError, ValueError) as error:
             _lost.append(error)
 
 
@@ -85,4 +87,4 @@ def lasting_output() -> IO[str]:
 
     The run's folder has the same figures, and ``write_rest`` reports the loss.
     """
-    return cast(IO[str], _LastingOutput(sys.stdout))
+    return cast(IO[str], _LastingOutput(sys.stdout or io.StringIO()))  # None without a console

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -68,6 +69,18 @@ def test_a_run_continues_if_its_output_cannot_be_written(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "stdout", Full(errno.EPIPE))
     with pytest.raises(BrokenPipeError):
         print("round 1", file=lasting_output(), flush=True)
+
+
+def test_a_program_may_train_without_a_usable_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may have no console, have closed its output, or write letters of few languages."""
+    monkeypatch.setattr(output, "_lost", [])
+    closed, ascii_ = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    closed.close()
+    for stream in (None, closed, ascii_):
+        monkeypatch.setattr(sys, "stdout", stream)
+        print("0.4 → 0.3", file=lasting_output(), flush=True)
+    assert cast(io.BytesIO, ascii_.buffer).getvalue() == b"0.4 \\u2192 0.3\n"
+    assert write_rest(0) == 1
 
 
 @pytest.mark.parametrize(("number", "lines"), [(errno.ENOSPC, 1), (errno.EPIPE, 0)])
