@@ -14,7 +14,7 @@ from collapipe.state import (
     Channel,
     ClusterState,
     DeviceProfile,
-    check_kind,
+    check_each,
     check_links,
     check_sizes,
 )
@@ -66,6 +66,7 @@ def plan_cluster(
     Raises ``ConfigError`` for impossible sizes or unknown names, ``InfeasibleRoundError`` if the
     devices cannot hold the blocks, and ``PlanViolationError`` if the solver's answer is wrong.
     """
+    check_each("devices", devices, DeviceProfile)
     requested = batch_size if max_micro_batches is None else max_micro_batches
     check_sizes(
         devices=len(devices),
@@ -73,8 +74,6 @@ def plan_cluster(
         batch_size=batch_size,
         max_micro_batches=requested,
     )
-    for device in devices:
-        check_kind("devices", device, DeviceProfile)
     _check_once("devices", [each.name for each in devices])
     check_links(devices)
     check_choice("schedule", schedule, schedules("auto", measured=True))
@@ -116,6 +115,8 @@ def plan_round(
     ``ConfigError`` for impossible sizes or a ``previous`` of another number of clusters, and
     ``PlanViolationError`` if the strategy's plan violates a constraint.
     """
+    check_each("clusters", clusters, ClusterState)
+    check_each("channels", channels, Channel)
     check_sizes(clusters=len(clusters), channels=len(channels), num_blocks=num_blocks)
     check_sizes(batch_size=batch_size, local_steps=local_steps)
     check_choice("schedule", schedule, ("auto", *schedules("auto", measured=True)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, RoundPlan
-from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates, check_kind, check_sizes
+from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates, check_each, check_sizes
 
 _SIZES = "num_blocks", "batch_size", "local_steps", "num_segments", "num_micro_batches"
 
@@ -47,10 +47,8 @@ class RoundRequest:
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in _SIZES}
         check_sizes(**{name: size for name, size in sizes.items() if size is not None})
-        for cluster in self.clusters:
-            check_kind("clusters", cluster, ClusterState)
-        for channel in self.channels:
-            check_kind("channels", channel, Channel)
+        check_each("clusters", self.clusters, ClusterState)
+        check_each("channels", self.channels, Channel)
         expected = len(self.channels)
         for each in self.clusters if expected else ():  # without channels no uplink is planned
             if each.uplink and (gains := len(each.uplink.gains)) != expected:

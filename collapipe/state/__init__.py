@@ -19,7 +19,7 @@ from collapipe.state.limits import MOST as MOST
 from collapipe.state.limits import MOST_LAW as MOST_LAW
 from collapipe.state.limits import ROUNDING as ROUNDING
 from collapipe.state.limits import admitted as admitted
-from collapipe.state.limits import check_kind as check_kind
+from collapipe.state.limits import check_each as check_each
 from collapipe.state.limits import check_sizes as check_sizes
 from collapipe.state.precision import HopPrecision as HopPrecision
 from collapipe.state.precision import Precision as Precision

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from collapipe.errors import ConfigError, unit_called
 from collapipe.state.device import DeviceProfile, check_links
 from collapipe.state.device_laws import AffineLaw
-from collapipe.state.limits import MOST_DEVICES, check_count, check_kind
+from collapipe.state.limits import MOST_DEVICES, check_count, check_each, check_kind
 from collapipe.state.uplink import Uplink
 from collapipe.step_law import StepLaw
 
@@ -30,8 +30,7 @@ class ClusterState:
     def __post_init__(self) -> None:
         check_count("ClusterState: unit", self.unit)
         check_count(f"unit {self.unit}: num_samples", self.num_samples)
-        for device in self.devices:
-            check_kind(f"unit {self.unit}: devices", device, DeviceProfile)
+        check_each(f"unit {self.unit}: devices", self.devices, DeviceProfile)
         if self.uplink is not None:
             check_kind(f"unit {self.unit}: uplink", self.uplink, Uplink)
         names = {device.name for device in self.devices}

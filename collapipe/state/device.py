@@ -19,9 +19,17 @@ from collapipe.state.limits import (
     MOST_NAME,
     admitted,
     check_count,
+    check_each,
     check_kind,
 )
 from collapipe.validation import nearest
+
+_PARTS = {
+    "energy": EnergyBudget,
+    "memory": MemoryBudget,
+    "sharing": SharingLaw,
+    "recomputing": Recomputing,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class DeviceProfile:
     limited_by: Literal["max_blocks", "memory"] = field(default="max_blocks", compare=False)
 
     def __post_init__(self) -> None:
+        check_kind("DeviceProfile: name", self.name, str)
         if len(self.name) > MOST_NAME or not is_printable(self.name):
             raise ConfigError(
                 f"device {self.name[:MOST_NAME]!r}: a name has at most {MOST_NAME} characters, "
@@ -47,6 +56,11 @@ class DeviceProfile:
             )
         check_kind(f"device {self.name}: time", self.time, AffineLaw)
         check_count(f"device {self.name}: max_blocks", self.max_blocks or 0)
+        for name, kind in _PARTS.items():
+            if getattr(self, name) is not None:
+                check_kind(f"device {self.name}: {name}", getattr(self, name), kind)
+        check_each(f"device {self.name}: links", self.links, Link)
+        object.__setattr__(self, "links", tuple(self.links))  # profiles are keys
         others = {each.to for each in self.links} - {self.name}
         if not len(self.links) == len(others) < MOST_DEVICES:
             raise ConfigError(f"device {self.name}: needs at most one link to each other device")

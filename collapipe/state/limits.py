@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,16 @@ def check_kind(what: str, value: object, kind: type[object]) -> None:
         raise ConfigError(f"{what}={one_line(value)}: must be an object of {kind.__name__}")
 
 
+def check_each(what: str, values: object, kind: type[object]) -> None:
+    """Raise ``ConfigError`` unless ``values`` are a list, tuple or array of objects of ``kind``."""
+    if not isinstance(values, Sequence | np.ndarray):
+        raise ConfigError(
+            f"{what}={one_line(values)}: must be a list of objects of {kind.__name__}"
+        )
+    for value in values:
+        check_kind(what, value, kind)
+
+
 def check_sizes(**sizes: int) -> None:
     """Raise ``ConfigError`` unless all are Python's whole numbers from 1 on, or numpy's signed
     ones."""
@@ -40,11 +51,19 @@ def admitted(value: float, most: float) -> float:
     return 0.0 if value < 1 / MOST else min(value, most)
 
 
+def plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python: its narrow types round and overflow."""
+    narrow = isinstance(value, Real) and not isinstance(value, float | int)
+    return float(value) if narrow else value
+
+
 def check_within(of: object, names: Sequence[str], most: float = MOST) -> None:
-    """Raise ``ConfigError`` for values too large or too small for arithmetic."""
+    """Raise ``ConfigError`` for values too large or too small for arithmetic, and make numbers
+    ``plain``."""
     for name in names:
-        value = getattr(of, name)
-        number = isinstance(value, float | Real)
+        value = plain(getattr(of, name))
+        object.__setattr__(of, name, value)  # of a frozen dataclass
+        number = isinstance(value, float | int)
         if not (number and (value == 0 or 1 / MOST <= value <= most)):
             within = f"{1 / MOST:g} … {most:g}"
             raise ConfigError(

@@ -1,11 +1,14 @@
 """A unit's uplink, the payloads that it may send, and the channels to the edge server."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from collapipe.errors import ConfigError
-from collapipe.state.limits import MOST, check_within
+from collapipe.state.limits import MOST, check_each, check_within, plain
 from collapipe.state.precision import Precision
 
 _MOST_ERROR = 1.0  # relative, of a gradient: the error of sending nothing
@@ -95,11 +98,15 @@ class Uplink:
         times = "head_s", "gradient_s", "control_unit_head_s"
         amounts = "model_bits", "activation_bits"
         check_within(self, ("max_power_w", "energy_j", *amounts, *times))
+        check_each("Uplink: payloads", self.payloads, Payload)
         sent = (self.model_bits, self.activation_bits), *(each.bits for each in self.payloads)
         if not (self.max_power_w or all(map(any, sent))):
             raise ConfigError("Uplink: needs max_power_w above 0, or bits to send in each payload")
+        if not isinstance(self.gains, Sequence | np.ndarray):
+            raise ConfigError(f"Uplink: gains={self.gains}: must be a list of numbers")
+        object.__setattr__(self, "gains", tuple(map(plain, self.gains)))
         for gain in self.gains:
-            if not (gain == 0 or 1 / MOST <= gain <= MOST):
+            if not (isinstance(gain, float | int) and (gain == 0 or 1 / MOST <= gain <= MOST)):
                 raise ConfigError(
                     f"Uplink: gain={gain} must be 0, or within {1 / MOST:g} … {MOST:g}"
                 )
@@ -116,7 +123,10 @@ class Channel:
     noise_w_per_hz: float
 
     def __post_init__(self) -> None:
-        above_0 = self.bandwidth_hz and (self.interference_w or self.noise_w_per_hz)
+        for name in ("bandwidth_hz", "interference_w", "noise_w_per_hz"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
+        numbers = all(isinstance(each, float | int) for each in astuple(self))
+        above_0 = numbers and self.bandwidth_hz and (self.interference_w or self.noise_w_per_hz)
         if not (above_0 and all(0 <= each < math.inf for each in astuple(self))):
             raise ConfigError(
                 f"{self}: must be finite and not negative, with bandwidth_hz above 0, and with "

@@ -1,6 +1,7 @@
 """Invalid cluster states are refused when they are created."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -92,6 +93,32 @@ def test_invalid_limits_of_shares_and_energies_of_links_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"device a: each of energy\.links needs one"):
             DeviceProfile("a", LAW, energy=energy, links=links)
     assert DeviceProfile("a", LAW, energy=replace(energy, links=links[:1]), links=links).links
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": None}, "^DeviceProfile: name=None: must be an object of str$"),
+        ({"energy": 5.0}, r"^device a: energy=5\.0: must be an object of EnergyBudget$"),
+        ({"memory": 2e9}, "^device a: memory=.*: must be an object of MemoryBudget$"),
+        ({"sharing": 0.1}, "^device a: sharing=.*: must be an object of SharingLaw$"),
+        ({"recomputing": True}, "^device a: recomputing=True: must be an object of Recomputing$"),
+        ({"links": ["b"]}, "^device a: links=b: must be an object of Link$"),
+        ({"links": None}, "^device a: links=None: must be a list of objects of Link$"),
+    ],
+)
+def test_other_objects_than_a_devices_parts_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DeviceProfile(**{"name": "a", "time": LAW, **changes})
+    assert hash(DeviceProfile("a", LAW, links=cast(Any, [])))  # the planner's key
+
+
+@pytest.mark.parametrize("gains", [None, 0.9, (None,), ("0.9",), [[0.9]]])
+def test_gains_that_are_no_numbers_are_refused(gains: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^Uplink: gain"):
+        Uplink(0.5, 9.0, 1.0, 1.0, gains)
 
 
 def test_a_link_to_no_device_of_the_cluster_is_refused() -> None:

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,6 +84,11 @@ def test_a_cluster_is_planned_by_any_solver_and_with_fewer_micro_batches() -> No
             {"devices": (replace(DEVICES[0], links=(Link("pie", 0.0, 5.0),)), DEVICES[1])},
             "^device jetson: has a link to 'pie', which is no device of the cluster; nearest: pi$",
         ),
+        ({"devices": DEVICES[0]}, r"^devices=DeviceProfile.*: must be a list of objects of Dev"),
+        (
+            {"devices": iter(DEVICES)},
+            r"^devices=<tuple_iterator .*>: must be a list of objects of ",
+        ),
         ({"devices": (DEVICES[0], {})}, r"^devices=\{\}: must be an object of DeviceProfile$"),
         ({"num_blocks": 3.5}, r"^num_blocks=3\.5: must be a whole number"),
         ({"num_blocks": 12.0}, r"^num_blocks=12\.0: "),
@@ -109,6 +114,22 @@ def test_an_impossible_cluster_is_refused(changes: dict[str, object], message: s
 
 def test_numpys_whole_numbers_are_sizes() -> None:
     assert plan_cluster(DEVICES, num_blocks=np.int64(12), batch_size=16).segments
+
+
+def test_numpys_narrow_numbers_are_planned_with_as_pythons() -> None:
+    """In float32 the verifier would find other times than the solver."""
+    times = 0.083, 0.0171, 0.0031, 0.0467
+    law = AffineLaw(*map(np.float32, times))
+    assert law == AffineLaw(*(float(np.float32(each)) for each in times))
+    for state in (
+        law,
+        Channel(*map(np.float32, (5e5, 0.07, 4e-21))),
+        Uplink(*map(np.float16, (0.5, 9, 8, 8)), gains=np.array([0.9], np.float32)),
+    ):
+        figures = [getattr(state, each.name) for each in fields(state)]
+        assert {type(each) for each in figures} <= {float, int, tuple}
+    plan = plan_cluster([DeviceProfile("a", law)], num_blocks=12, batch_size=16)
+    assert type(plan.latency_s) is float
 
 
 @pytest.mark.parametrize(
@@ -194,6 +215,8 @@ def test_a_previous_plan_with_impossible_queues_is_refused(name: str) -> None:
     [
         ({"clusters": ()}, "^clusters=0: must be a whole number from 1 on$"),
         ({"channels": ()}, "^channels=0: must be a whole number from 1 on$"),
+        ({"clusters": None}, "^clusters=None: must be a list of objects of ClusterState$"),
+        ({"channels": iter(CHANNELS)}, "^channels=<list.*>: must be a list of objects of Channel$"),
         ({"clusters": (*CLUSTERS[:2], {})}, r"^clusters=\{\}: must be an object of ClusterState$"),
         ({"channels": (CHANNELS[0], {})}, r"^channels=\{\}: must be an object of Channel$"),
         ({"clusters": (*CLUSTERS[:2], CLUSTERS[0])}, "^clusters: 0 is there twice$"),
@@ -255,7 +278,16 @@ def test_a_strategy_may_not_change_the_request_that_verifies_its_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    "figures", [(0, 1, 1), (math.nan, 1, 1), (1, -1, 1), (1, 1, math.inf), (1, 0, 0)]
+    "figures",
+    [
+        (0, 1, 1),
+        (None, 1, 1),
+        ("1", 1, 1),
+        (math.nan, 1, 1),
+        (1, -1, 1),
+        (1, 1, math.inf),
+        (1, 0, 0),
+    ],
 )
 def test_an_impossible_channel_is_refused(figures: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="bandwidth_hz above 0"):
