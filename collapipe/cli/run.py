@@ -231,6 +231,7 @@ def start(settings: Settings, resume: str | None = None) -> None:
     if settings.runtime.name == "deployment":
         _run_deployed(settings, resume)
         return
+    config.load_text.cache_clear()  # rows may have changed since this process's last run
     settings = config.complete(settings)
     check_devices(settings)
     if settings.runtime.name == "local":

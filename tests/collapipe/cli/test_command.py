@@ -3,6 +3,7 @@
 import errno
 import gzip
 import io
+import json
 import os
 import shutil
 import signal
@@ -533,6 +534,18 @@ def test_train_and_load_from_python(tmp_path: Path) -> None:
     assert (run_dir, settings.federation.rounds) == (tmp_path / "run", 1)
     assert sum(each.numel() for each in model.parameters()) > 0
     assert tokenizer.vocabulary.size == 300
+
+
+def test_a_run_in_the_same_process_reads_its_rows_again(tmp_path: Path) -> None:
+    """In a notebook a file changes between two runs of the same options."""
+    file, run_dir = tmp_path / "rows.csv", tmp_path / "run"
+    options = [*TINY, *ALONE, f"data.train_file={file}", f"hydra.run.dir={run_dir}"]
+    given = [each for each in options if not each.startswith("task.")]
+    for count in (20, 30):
+        file.write_text("source,target\n" + f"eins,one {count}\n" * count)
+        shards = json.loads((collapipe.train(given) / "shards.json").read_text())["shards"]
+        assert sum(each["rows"] for each in shards) == count * 8 // 10
+        shutil.rmtree(run_dir)
 
 
 @contextmanager
