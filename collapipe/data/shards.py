@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from collapipe.errors import DataError
 from collapipe.formatting import counted
 from collapipe.seeds import derive
+from collapipe.validation import returned
 
 if TYPE_CHECKING:  # takes a second to import, and owners' units do not need it
     from flwr_datasets.partitioner import Partitioner
@@ -50,6 +51,11 @@ def part(partitioner: "Partitioner", unit: int) -> Dataset:
     if rows is None:
         made = f"{counted(count, 'shard')} of {counted(num_rows, 'row')}"
         raise DataError(f"unit {unit}: {kind} makes {made}; {WAY_OUT}")
+    returned(rows, Dataset, f"data.partitioner: {kind}.load_partition")
+    if missing := {*partitioner.dataset.column_names} - {*rows.column_names}:
+        raise DataError(
+            f"unit {unit}: {kind} leaves out the column {min(missing)}; return rows of its dataset"
+        )
     return rows
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.data.shards import batch_rows, shard
-from collapipe.errors import DataError
+from collapipe.errors import ConfigError, DataError
 
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**62)
@@ -89,6 +89,22 @@ def test_a_shard_that_cannot_be_made_is_a_one_line_error(
     assert all(word in message for word in [*words, type(partitioner).__name__])
     assert message.endswith("lower federation.num_units or set another data.partitioner")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda rows: [*rows], r"OneForAll\.load_partition returned list, expected Dataset$"),
+        (iter, r"OneForAll\.load_partition returned generator, expected Dataset$"),
+        (lambda rows: rows.remove_columns("label"), "^unit 0: OneForAll .* the column label; "),
+    ],
+)
+def test_a_partitioner_that_returns_no_rows_of_its_dataset_is_refused(
+    answer: Callable[[Dataset], object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneForAll, "load_partition", lambda self, _: answer(self.dataset))
+    with pytest.raises(ConfigError, match=message):
+        shards(numbered(9), OneForAll(), [0])
 
 
 @given(row_lengths, sizes, seeds)
