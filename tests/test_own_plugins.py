@@ -197,6 +197,7 @@ def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: P
         ("return Splits(", "return (", "task: Reverse.splits returned tuple, expected Splits"),
         ("Splits(rows", "Splits(seed", "split train returned int, expected Dataset"),
         ('"target": [', '"goal": [', "rows of the split .* lack the column target, which"),
+        ("each[::-1] for", "None for", "row 1: a text is a NoneType, not a str; correct"),
         ("select(range(4)), ", "select([]), ", "the split validation has no rows"),
         ("return Score(", "return (", "task: Reverse.score returned tuple, expected Score"),
         ('"exact", ', '"exact", np.nan * ', r"Reverse\.score\.value=nan: must be a finite number"),

@@ -18,7 +18,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, DataError, one_line
 from collapipe.text.chat_template import ChatTemplate
 from collapipe.text.vocabulary import Vocabulary
 
@@ -206,9 +206,15 @@ def count_words(rows: Iterable[Iterable[str]], min_rows: int = 1) -> dict[str, i
     """Count the words in the texts of ``rows``.
 
     Words in fewer than ``min_rows`` rows or with more than ``LONGEST_WORD`` letters are left out.
+    Raises ``DataError`` for a text of another type, which only a user's own task yields.
     """
     counts, holding = Counter[str](), Counter[str]()
-    for texts in rows:
+    for row, given in enumerate(rows, 1):
+        texts = list(given)
+        if kinds := [type(text).__name__ for text in texts if not isinstance(text, str)]:
+            raise DataError(
+                f"row {row}: a text is a {kinds[0]}, not a str; correct the task's rows"
+            )
         words = [word for text in texts for word, _ in _BYTE_LEVEL.pre_tokenize_str(text)]
         words = [word for word in words if len(word) <= LONGEST_WORD]
         counts.update(words)
