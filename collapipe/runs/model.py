@@ -78,6 +78,7 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
     what is built is no part of a model.
     """
     digests, trained, spec = dict[str, str](), Tensors(), settings.model
+    forget(spec)  # its files may have changed since an earlier run of this process
     base, building = _base(run_dir, settings, vocabulary, {}), builders(spec, vocabulary)
     with WithoutValues():
         empty = {

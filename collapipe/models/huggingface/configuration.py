@@ -9,6 +9,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,23 @@ SUPPORTED = (
 )
 
 
-@functools.lru_cache(maxsize=8)  # every part asks for it
 def read(name: str | None, kind: str | None = None) -> Any:
     """Return the configuration of a hub id or a folder, or without a name the default of ``kind``.
 
     ``kind`` names the family if the configuration does not. Code that comes with a model is never
     run. Raises ``ConfigError`` with one line that names the missing value and lists the families.
     """
+    states = list[tuple[int, int]]()
+    for file in (_CONFIG, _GENERATION) if name else ():
+        with suppress(OSError, ValueError):  # it is no folder, or lacks the file
+            found = Path(str(name), file).stat()
+            states.append((found.st_mtime_ns, found.st_size))
+    return _read(name, kind, tuple(states))
+
+
+@functools.lru_cache(maxsize=8)  # every part asks for it
+def _read(name: str | None, kind: str | None, states: tuple[tuple[int, int], ...]) -> Any:
+    """Return what ``read`` does; ``states`` are those of a folder's files."""
     if not name:
         if kind is None:
             raise _refusal("model.name: give a hub id or a folder, or model.family")

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import hashlib
 import logging
 import math
 from collections import defaultdict
@@ -50,9 +51,13 @@ class HuggingFaceSpec:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     # how frozen weights of linear layers are kept instead; None: like all others
     quantization: Literal["int8", "nf4"] | None = None
+    # Digest of the configuration, so that a model is another one once its folder has changed.
+    digest: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         config, family = self.own_config, self._family
+        text = config.to_json_string(use_diff=False)
+        object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest())
         layers = getattr(config, family.sizes[0])
         if self.num_blocks is None:
             object.__setattr__(self, "num_blocks", layers)
@@ -203,8 +208,8 @@ class HuggingFaceSpec:
 
     def forget(self) -> None:
         """Release the weights of the whole model that building parts may have read."""
-        _stored.cache_clear()
-        _converted.cache_clear()
+        for cached in (_stored, _places, _sources, _converted):
+            cached.cache_clear()
 
     def stored(self, source: str | None = None) -> weights.Stored | None:
         """Return the files of the pretrained model's weights, or of another folder or hub id

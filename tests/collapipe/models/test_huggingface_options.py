@@ -205,6 +205,16 @@ def test_weights_may_be_in_several_files(pretrained: Path) -> None:
     assert all(torch.equal(parts[name], whole[name]) for name in whole)
 
 
+def test_a_changed_folder_is_another_model(tmp_path: Path) -> None:
+    """What a process knows of a model is not used for the one that replaces it in the folder."""
+    first, same = spec_of(tmp_path, "bert", "pooled"), spec_of(tmp_path, "bert", "pooled")
+    changed = spec_of(tmp_path, "bert", "pooled", intermediate_size=40)
+    assert first == same != changed
+    assert changed.own_config.intermediate_size == 40 != first.own_config.intermediate_size
+    shapes = [[*map(len, each.build_block(0).state_dict().values())] for each in (first, changed)]
+    assert shapes[0] != shapes[1]
+
+
 def test_a_vocabulary_of_another_size_than_the_pretrained_one_is_refused(tmp_path: Path) -> None:
     spec = HuggingFaceSpec(str(folder(tmp_path, "bert", vocab_size=9)), pretrained=True)
     with pytest.raises(ConfigError, match=r"knows 9 tokens, the run's tokeniser has 23"):
