@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, TextStreamer
+from transformers import GenerationConfig
+from transformers.generation.streamers import BaseStreamer
 
 from collapipe.errors import ConfigError
 from collapipe.tasks.evaluation import Prediction, rows_at_once
@@ -149,14 +149,32 @@ def _log_probabilities(logits: Sequence[Tensor], ids: Tensor) -> Tensor:
     return torch.cat([step.log_softmax(-1).gather(1, new[:, None]) for step, new in steps], 1)
 
 
-class _Streamer(TextStreamer):  # type: ignore[misc]  # transformers has no types
-    """Gives ``show`` pieces of a text as soon as their words are complete."""
+class _Streamer(BaseStreamer):  # type: ignore[misc]  # transformers has no types
+    """Gives ``show`` pieces of a text as soon as their characters are complete.
+
+    All tokens are decoded anew, as some tokenisers drop a blank at the beginning.
+    """
 
     def __init__(self, tokenizer: Tokenizer, show: Show) -> None:
-        words = SimpleNamespace(decode=lambda ids: tokenizer.decode([ids])[0])
-        super().__init__(words, skip_prompt=True)
-        self._show = show
+        self._tokenizer, self._show, self._shown = tokenizer, show, 0
+        self._ids: list[int] | None = None  # None: before the prompt
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+    def put(self, value: Tensor) -> None:
+        """Called by ``generate``, first with the prompt."""
+        if self._ids is None:
+            self._ids = []
+            return
+        self._ids += value.tolist()
+        if not (text := self._text()).endswith("\N{REPLACEMENT CHARACTER}"):
+            self._give(text)
+
+    def end(self) -> None:
         """Called by ``generate``."""
-        self._show(text)
+        self._give(self._text())
+
+    def _text(self) -> str:
+        return self._tokenizer.decode([self._ids or []])[0]
+
+    def _give(self, text: str) -> None:
+        self._show(text[self._shown :])
+        self._shown = len(text)

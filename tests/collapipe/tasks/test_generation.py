@@ -4,11 +4,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import tokenizers
 import torch
 from huggingface import VARIANTS, spec_of, without_dropout
+from tokenizers import decoders
+from tokenizers.models import BPE
+from torch import Tensor
 from trained import of_texts
 
 from collapipe.errors import ConfigError
@@ -20,6 +25,7 @@ from collapipe.tasks.evaluation import Predictor
 from collapipe.tasks.generation import Conversation, Decoding, Generator
 from collapipe.tensors import mask_of, padded
 from collapipe.text.chat_template import ChatTemplate
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer
 
 TEXTS = ["A hedgehog reads.", "Two", ""]
 TASK = CausalLM(None, True, 300, 40)
@@ -99,6 +105,36 @@ def test_a_text_ends_at_any_end_token_of_the_model(tmp_path: Path) -> None:
     (found,) = generator.predict(TEXTS[:1], pieces.append)
     assert found.text == WORDS.decode([ids[:end]])[0] == "".join(pieces)
     assert len(pieces) > 1
+
+
+def test_pieces_of_a_text_join_to_it_if_its_tokeniser_drops_a_first_blank() -> None:
+    """As Llama 2's, Mistral's and Phi 3's do: lines keep their indentation. A character of several
+    tokens is one piece."""
+    known = [*"▁ab\n", *(f"<0x{byte:02X}>" for byte in "é".encode()), "</s>"]
+    vocabulary = {token: number for number, token in enumerate(known)}
+    words = tokenizers.Tokenizer(BPE(vocabulary, [], byte_fallback=True))
+    words.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1),
+        ]
+    )
+    own = Tokenizer(words.to_str(), SpecialTokens("</s>", "</s>"))
+    prompt, written, pieces = [1, 2], [0, 1, 3, 0, 0, 2, 4, 5], list[str]()
+
+    def generate(ids: Tensor, streamer: Any, **_: Any) -> Any:
+        for each in (ids, *torch.tensor(written)[:, None]):
+            streamer.put(each)
+        streamer.end()
+        return SimpleNamespace(sequences=torch.tensor([[*prompt, *written]]))
+
+    config = SimpleNamespace(eos_token_id=None)
+    model = SimpleNamespace(config=config, device=torch.device("cpu"), generate=generate)
+    (found,) = Generator(model, TASK, own, Decoding(8)).continued([prompt], pieces.append)
+    assert "".join(pieces) == found.text == "a\n  bé"
+    assert "é" in pieces
 
 
 def test_draws_depend_on_the_seed(tmp_path: Path) -> None:
