@@ -184,8 +184,8 @@ def check_knows(config: Any, vocabulary: Vocabulary, called: str) -> None:
     if vocabulary.size > config.vocab_size:
         raise ConfigError(
             f"{called}: knows {config.vocab_size} tokens, the run's tokeniser has "
-            f"{vocabulary.size}; use the model's own, as it was published, or set "
-            "model.pretrained=false"
+            f"{vocabulary.size}; use the model's own as it was published, resize the model's "
+            "embedding (resize_token_embeddings), or set model.pretrained=false"
         )
     start = getattr(config, "decoder_start_token_id", None)
     if config.is_encoder_decoder and (start is None or not 0 <= start < config.vocab_size):
