@@ -38,9 +38,9 @@ def predict_texts(
     """Print a line per text; ``texts`` are batches, and each is printed once it is computed.
 
     A causal model continues texts; ``decoding`` has fields of ``Decoding``. With ``chat`` it
-    answers them as a user's messages in one conversation. On a terminal its text appears piece by
-    piece. ``trusted`` packages may define the run's task and model. ``unit`` selects a model if each
-    unit has one. ``device`` is a torch device; None: the run's.
+    answers them as a user's messages in one conversation. On a terminal its text appears in
+    pieces. ``trusted`` packages may define the run's task and model. ``unit`` selects a model if
+    each unit has one. ``device`` is a torch device; None: the run's.
     """
     trained, scored = load_trained(run_dir, trusted, unit), scores or as_json
     given = {name: value for name, value in decoding.items() if value is not None}

@@ -225,6 +225,6 @@ def reading(name: object) -> Iterator[None]:
     except UNREADABLE as error:
         raise ConfigError(
             f"model.name={name}: cannot read weights from safetensors ({one_line(error)}); "
-            "write them with transformers' save_pretrained, or set model.pretrained=false for fresh "
-            "ones"
+            "write them with transformers' save_pretrained, or set model.pretrained=false for "
+            "fresh ones"
         ) from error
