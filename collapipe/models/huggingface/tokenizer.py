@@ -47,7 +47,10 @@ def pretrained_tokenizer(name: str) -> Tokenizer:
     except ConfigError as error:
         raise ConfigError(f"data.tokenizer={name}: {error}") from error
     except Exception as error:  # unknown name, no network, damaged file: many classes
-        raise ConfigError(f"data.tokenizer={name}: cannot be read ({one_line(error)})") from error
+        raise ConfigError(
+            f"data.tokenizer={name}: cannot be read ({one_line(error)}); write a tokeniser there "
+            "with transformers' save_pretrained, or name another folder or hub id"
+        ) from error
 
 
 def _chat_template(original: Any) -> ChatTemplate | None:
