@@ -92,7 +92,7 @@ def test_conversations_train_and_are_scored(
     ((text, _),) = Renderer(known.chat_template).answers([talk])
     assert exported.apply_chat_template(talk, tokenize=False) == text
     ids = exported.apply_chat_template(talk, return_dict=False)
-    assert ids == known.encode_chat([text])[0][0].tolist()
+    assert ids == known.encode_chat([text])[0][0].tolist() == exported(text)["input_ids"]
 
 
 @pytest.mark.thorough

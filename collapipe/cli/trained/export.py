@@ -19,14 +19,16 @@ from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import kept_as, merge_adapters
 from collapipe.models.split import ModelSpec
 from collapipe.runs.model import load_trained
+from collapipe.tasks.chat import Chat
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.vocabulary import Vocabulary
 
-# Special tokens that the tasks add to an input ($A), by kind of head.
+# Special tokens that the tasks add to an input ($A), by kind of head or task.
 _TEMPLATES = {
     "tokens": "{bos} $A {eos}",
     "pooled": "{bos} $A {eos}",
     "causal": "{eos} $A",
+    "chat": "$A",  # a causal head, but the chat template writes them
     "decoder": "$A {eos}",
 }
 # Further special tokens of a pretrained tokeniser, with the families' names for them.
@@ -80,7 +82,7 @@ def _whole(folder: Path) -> Iterator[None]:
         raise
 
 
-def export_tokenizer(tokenizer: Tokenizer, head: str, max_length: int, folder: Path) -> None:
+def export_tokenizer(tokenizer: Tokenizer, kind: str, max_length: int, folder: Path) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` for ``AutoTokenizer``.
 
     A text gets the same ids as in the run, special tokens included. ``truncation=True`` truncates
@@ -88,13 +90,13 @@ def export_tokenizer(tokenizer: Tokenizer, head: str, max_length: int, folder: P
     """
     chat = tokenizer.chat_template
     words, special = tokenizers.Tokenizer.from_str(tokenizer.json_text), tokenizer.special_tokens
-    ids, template = words.get_vocab(), _TEMPLATES[head].format(bos=special.bos, eos=special.eos)
+    ids, template = words.get_vocab(), _TEMPLATES[kind].format(bos=special.bos, eos=special.eos)
     words.post_processor = TemplateProcessing(
         single=template,
         special_tokens=[(token, ids[token]) for token in dict.fromkeys((special.bos, special.eos))],
     )
     named = {kind: name for kind, names in _OTHERS.items() for name in names if name in ids}
-    if head in ("tokens", "pooled"):
+    if kind in ("tokens", "pooled"):
         named |= {"cls_token": special.bos, "sep_token": special.eos}
     PreTrainedTokenizerFast(
         tokenizer_object=words,
@@ -140,7 +142,8 @@ def export_run(
             export(spec, vocabulary, tokenizer.labels, weights, folder)
             if (kept := kept_as(spec)) is not None:
                 print(f"frozen weights, kept in {kept}, are written wide, with the adapters merged")
-        export_tokenizer(tokenizer, str(spec.head), task.max_length, folder)
+        kind = task.name if isinstance(task, Chat) else str(spec.head)
+        export_tokenizer(tokenizer, kind, task.max_length, folder)
     print(f"{folder}: load it with {how}")
 
 
