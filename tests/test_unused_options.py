@@ -93,7 +93,8 @@ def test_options_of_a_users_class_are_not_named(
 
 
 def test_a_run_warns_of_unused_options(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    play(tmp_path, FRAMEWORK, "framework.train=false", "pipeline.num_segments=2")
+    twice = "pipeline.num_segments=3", "pipeline.num_segments=2"
+    play(tmp_path, FRAMEWORK, "framework.train=false", *twice)
     (warning,) = [each for each in caplog.messages if "pipeline.num_segments" in each]
     assert warning == (
         "pipeline.num_micro_batches, pipeline.num_segments: no effect with framework=vanilla_fl"

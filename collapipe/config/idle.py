@@ -60,7 +60,7 @@ def unused_options(settings: Settings) -> Iterator[str]:
     """Yield a warning for each choice that makes no use of some of the options that were given, and
     for options that were added outside all sections."""
     every = (each.lstrip("+").partition("=")[0] for each in settings.overrides)
-    given = [name for name in every if not _is_of_own_class(settings, name)]
+    given = [name for name in dict.fromkeys(every) if not _is_of_own_class(settings, name)]
     for choice, unused in _not_used(settings):
         names = [name for name in given if f"{name}.".startswith(tuple(f"{u}." for u in unused))]
         if names:
