@@ -95,7 +95,7 @@ def export_tokenizer(tokenizer: Tokenizer, kind: str, max_length: int, folder: P
         single=template,
         special_tokens=[(token, ids[token]) for token in dict.fromkeys((special.bos, special.eos))],
     )
-    named = {kind: name for kind, names in _OTHERS.items() for name in names if name in ids}
+    named = {role: name for role, names in _OTHERS.items() for name in names if name in ids}
     if kind in ("tokens", "pooled"):
         named |= {"cls_token": special.bos, "sep_token": special.eos}
     PreTrainedTokenizerFast(
@@ -142,7 +142,7 @@ def export_run(
             export(spec, vocabulary, tokenizer.labels, weights, folder)
             if (kept := kept_as(spec)) is not None:
                 print(f"frozen weights, kept in {kept}, are written wide, with the adapters merged")
-        kind = task.name if isinstance(task, Chat) else str(spec.head)
+        kind = "chat" if isinstance(task, Chat) else str(spec.head)
         export_tokenizer(tokenizer, kind, task.max_length, folder)
     print(f"{folder}: load it with {how}")
 
