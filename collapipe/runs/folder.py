@@ -71,6 +71,10 @@ class RunFolder:
                 f"{cause}; {way_out}" if resumed else f"hydra.run.dir={cause}; choose another"
             ) from error
         if not self._resumed:
+            if holds_run(self.path) and is_writing(self.path):
+                raise ConfigError(
+                    f"hydra.run.dir={self.path}: a run is writing here; choose another folder"
+                )
             _check_unused(self.path)
 
     @contextmanager

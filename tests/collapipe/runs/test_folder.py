@@ -194,6 +194,8 @@ def test_only_one_of_two_runs_that_begin_together_continues(tmp_path: Path) -> N
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     with first.locked():
         first.append_metrics({"round": 1})
+        with pytest.raises(ConfigError, match="a run is writing here; choose another"):
+            RunFolder(tmp_path)
     with pytest.raises(ConfigError, match="holds a run already"), second.locked():
         pass
     assert (tmp_path / "metrics.jsonl").read_text() == '{"round": 1}\n'
