@@ -281,15 +281,16 @@ class _Run:
                 joined = report.round if each.new else None
                 add_shard(self.folder, each.cluster, self.places.name(unit), joined)
         there = {each.unit: each.num_samples for each in result.request.clusters}
-        self._name_small({unit: rows for unit, rows in there.items() if unit not in self._rows})
+        self._name_small(there)
         self._rows |= {unit: rows for unit, rows in there.items() if rows}
         self._progress.round(report, result.seconds["round"])
 
-    def _name_small(self, new: Mapping[int, int]) -> None:
-        """Name the ``new`` units, with their rows, that have fewer rows than a batch."""
+    def _name_small(self, there: Mapping[int, int]) -> None:
+        """Name the units that are new and have fewer rows than a batch; ``there`` has each unit's
+        rows."""
         size, called = self.settings.batch_size, self.places.called
-        few = [f"{called(unit)}: {rows}" for unit, rows in new.items() if 0 < rows < size]
-        if few:
+        small = ((unit, rows) for unit, rows in there.items() if 0 < rows < size)
+        if few := [f"{called(unit)}: {rows}" for unit, rows in small if unit not in self._rows]:
             _log.warning(
                 "units with fewer rows than batch_size=%d take all rows in each step (%s)",
                 *(size, few_of(few, ", ")),

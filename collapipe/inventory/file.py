@@ -94,7 +94,8 @@ def _cluster(
         _check_figures(document, (*loc, "links", n), link, model)
     located = [((*loc, "devices", k), each) for k, each in enumerate(section.devices)]
     pairs = [_device(document, where, each, section, model) for where, each in located]
-    misfits = (_misfit(document, where, each.chunk, model, measure) for where, each in located)
+    laws = ((where, each.chunk) for where, each in located if each.chunk)
+    misfits = (_misfit(document, where, chunk, model.cost, measure) for where, chunk in laws)
     control_unit, head_s = _control_unit(document, loc, section.control_unit, model), None
     if control_unit and model.head_blocks:
         head_s = model.head_blocks * control_unit.compute(1, batch_size)
@@ -144,13 +145,12 @@ def _links_of(
 
 
 def _misfit(
-    document: Document, loc: Loc, chunk: schema.ChunkSection | None, model: Model, measure: str
+    document: Document, loc: Loc, chunk: schema.ChunkSection, cost: BlockCost, measure: str
 ) -> ConfigError | None:
     """Return an error if a figure that both have differs between the law and the model's block."""
-    cost = model.cost
     sizes = {"block_flops": (cost.flops, "FLOP"), "hop_bits": (cost.hop_bits, "bit")}
     for key, (size, unit) in sizes.items():
-        measured = getattr(chunk, key, None)
+        measured = getattr(chunk, key)
         if measured and size and not 1 / _MOST_RATIO <= measured / size <= _MOST_RATIO:
             return document.error(
                 (*loc, "chunk", key),

@@ -118,7 +118,7 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
             for each in planned.get(called if own else device.stage, ()):
                 back = PLANNED_SEND_BACK if each.kind == schedule.BACKWARD else PLANNED_SEND
                 track = back if each.sends else PLANNED
-                label = _label(Action(each.kind, each.micro_batch))
+                label = _label(each.kind, each.micro_batch)
                 span_s = start_s + each.begin_s, start_s + each.end_s
                 yield _slice(process, track, label, *span_s, {"unit": cluster.unit})
         yield from _measured(tables, numbers, cluster.unit, _repeated(traced))
@@ -173,7 +173,7 @@ def _measured(
         free_s = {SEND: -math.inf, SEND_BACK: -math.inf}  # one at a time leaves
         about = {"unit": unit, "step": step, "repeated": step in repeated}
         for action, (wanted, began, ended, left) in rows.items():
-            name, arrivals = _label(action), list[float]()
+            name, arrivals = _label(action.kind, action.micro_batch), list[float]()
             yield _slice(process, WAIT, f"for {name}", wanted, began, about)
             yield _slice(process, COMPUTE, name, began, ended, about)
             track, way = (SEND, 1) if action.kind == schedule.FORWARD else (SEND_BACK, -1)
@@ -190,8 +190,8 @@ def _measured(
             free_s[track] = max(leaves, sent)
 
 
-def _label(action: Action) -> str:
-    return f"{action.kind}{action.micro_batch + 1}"  # micro-batches are counted from 1
+def _label(kind: str, micro_batch: int) -> str:
+    return f"{kind}{micro_batch + 1}"  # users count micro-batches from 1
 
 
 def _named(process: int, name: str) -> Iterator[Event]:

@@ -38,7 +38,7 @@ from collapipe.runs import weights_record
 from collapipe.runs.folder import BASE, LOCK, check_there, weights_file
 from collapipe.runs.reading import how_to_go_on, read_summary
 from collapipe.sections import LoraSettings
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, not_finite
 from collapipe.text.chat_template import ChatTemplate
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
 from collapipe.text.vocabulary import Vocabulary
@@ -230,10 +230,10 @@ def load_trained(run_dir: Path, trusted: Sequence[str] = (), unit: int | None = 
     now |= weights_record.of_options(settings.tree)
     now |= weights_record.of_weights(f"model/{file.name}", trained)
     weights_record.check(run_dir, file, record, now)
-    if wild := next((name for name, each in trained.items() if not each.isfinite().all()), None):
+    if (bad := not_finite(trained)) is not None:
         raise ConfigError(
-            f"{file}: {wild} has values that are not finite; {WAY_OUT_AFTER_AGGREGATION}, and "
-            "train again"
+            f"{file}: {bad} has values that are not finite; {WAY_OUT_AFTER_AGGREGATION}, and train "
+            "again"
         )
     _warn_of_first_weights(run_dir)
     return Trained(settings, whole(base) | trained, tokenizer, file)
