@@ -29,11 +29,15 @@ KEY = DropoutKey(0, 0, 0)
 
 
 def published(tmp_path: Path, name: str, head: str) -> HuggingFaceSpec:
-    """Save a random model with transformers; return the spec that loads it."""
+    """Save a random model with transformers; return the spec that loads it. Its configuration does
+    not name the labels, as one that was published for another task."""
     path = folder(tmp_path, name, **without_dropout(VARIANTS[name][0]))
     config = transformers.AutoConfig.from_pretrained(path, num_labels=LABELS)
     torch.manual_seed(4)
     getattr(transformers, CLASSES[head][0]).from_config(config).save_pretrained(path)
+    kept = json.loads((path / "config.json").read_text())
+    kept = {key: each for key, each in kept.items() if key not in ("id2label", "label2id")}
+    (path / "config.json").write_text(json.dumps(kept))
     return HuggingFaceSpec(str(path), None, 3 if head == "causal" else None, head, pretrained=True)
 
 
