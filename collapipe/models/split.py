@@ -147,6 +147,7 @@ class SplitModel(nn.Module):
 
     def __init__(self, spec: ModelSpec, vocabulary: Vocabulary) -> None:
         super().__init__()
+        self.dim = spec.dim
         self.embedding = spec.build_embedding(vocabulary)
         self.blocks = nn.ModuleList(map(spec.build_block, range(spec.num_blocks)))
         self.head = spec.build_head(vocabulary)

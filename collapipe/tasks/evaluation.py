@@ -26,12 +26,14 @@ APART = "rows apart"
 """Signature of an evaluation in which no row's result depends on other rows."""
 _MOST_ROWS = 256  # of a batch: enough for fast matrix products
 _MOST_LOGITS = 2**26  # of a batch: a causal model has one per token and class
+_MOST_ACTIVATIONS = 2**24  # of a batch between two blocks; inside a block there are more
 
 
-def rows_at_once(task: Task, tokenizer: Tokenizer) -> int:
-    """Return how many rows a batch may have, to bound its memory."""
-    answer = task.max_length * tokenizer.vocabulary.num_classes
-    return max(1, min(_MOST_ROWS, _MOST_LOGITS // answer))
+def rows_at_once(task: Task, tokenizer: Tokenizer, dim: int) -> int:
+    """Return how many rows a batch may have, to bound the memory of a model of width ``dim``."""
+    by_answers = _MOST_LOGITS // (task.max_length * tokenizer.vocabulary.num_classes)
+    by_activations = _MOST_ACTIVATIONS // (task.max_length * dim)
+    return max(1, min(_MOST_ROWS, by_answers, by_activations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Predictor:
 
     def predict(self, texts: Sequence[str]) -> Iterator[Prediction]:
         """Yield predictions for ``texts`` in their order."""
-        size = rows_at_once(self.task, self.tokenizer)
+        size = rows_at_once(self.task, self.tokenizer, self.model.dim)
         for start in range(0, len(texts), size):
             yield from self._batch(texts[start : start + size])
 
@@ -148,10 +150,7 @@ class Evaluator:
     def __init__(
         self, task: Task, rows: Dataset, tokenizer: Tokenizer, apart: bool = False
     ) -> None:
-        self._task, self._rows, self._labels = task, rows, tokenizer.labels
-        # Predictions of causal models take as long as their loss: nothing is gained by batches.
-        one = apart and isinstance(task, ContinuedText)
-        self._apart, self._at_once = apart, 1 if one else rows_at_once(task, tokenizer)
+        self._task, self._rows, self._tokenizer, self._apart = task, rows, tokenizer, apart
         encode = task.encode_apart if apart else task.encode
         self._examples = encode(rows, tokenizer)
 
@@ -168,7 +167,10 @@ class Evaluator:
         model.eval()
         losses, tokens, correct = list[float](), 0, 0
         predicted: dict[int, list[int]] = {}
-        for rows in by_length(self._examples, self._at_once, self._apart):
+        # Predictions of causal models take as long as their loss: nothing is gained by batches.
+        one = self._apart and isinstance(self._task, ContinuedText)
+        at_once = 1 if one else rows_at_once(self._task, self._tokenizer, model.dim)
+        for rows in by_length(self._examples, at_once, self._apart):
             cancellation.check()
             batch = self._examples.batch(rows).to(model.device)
             hidden = model.encode(batch.inputs, batch.mask)
@@ -193,7 +195,7 @@ class Evaluator:
             )
         texts = self._examples.decode([predicted[row] for row in sorted(predicted)])
         counts = returned(
-            self._task.count(texts, self._rows, self._labels),
+            self._task.count(texts, self._rows, self._tokenizer.labels),
             np.ndarray,
             f"task: {type(self._task).__qualname__}.count",
         )

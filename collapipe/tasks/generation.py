@@ -69,7 +69,7 @@ class Generator:
 
     def predict(self, texts: Sequence[str], show: Show | None = None) -> Iterator[Prediction]:
         """Yield the continuations of ``texts``; ``show`` gets the pieces of a single one."""
-        size = rows_at_once(self._task, self._tokenizer)
+        size = rows_at_once(self._task, self._tokenizer, self._model.config.hidden_size)
         for start in range(0, len(texts), size):
             some = texts[start : start + size]
             batch = self._task.inputs(some, self._tokenizer).batch(range(len(some)))

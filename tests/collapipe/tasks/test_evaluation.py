@@ -19,6 +19,7 @@ from collapipe.errors import DataError
 from collapipe.models.split import SplitModel
 from collapipe.runs.rows import build_tokenizer, load_rows
 from collapipe.statistics import Statistics
+from collapipe.tasks import evaluation
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.evaluation import Evaluator
 from collapipe.tasks.ner import NamedEntities
@@ -151,6 +152,20 @@ def test_texts_that_are_encoded_apart_are_separate_streams() -> None:
     assert inputs == [token for ids in texts for token in [eos, *ids]]
     assert targets == [token for ids in texts for token in [*ids, eos]]
     assert max(examples.lengths) <= 9
+
+
+def test_a_batch_has_fewer_rows_in_a_wider_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control unit that trains in small batches must have memory for its evaluation, too."""
+    settings = load_overrides(["task=classification", *KINDS["classification"], *SMALL])
+    rows, tokenizer = load_rows(settings, "validation"), build_tokenizer(settings)
+    model = SplitModel(settings.model, tokenizer.vocabulary)
+    sizes = list[int]()
+    model.embedding.register_forward_hook(lambda *call: sizes.append(len(call[2])))
+    for most in (2, 5):
+        row = settings.task.max_length * settings.model.dim
+        monkeypatch.setattr(evaluation, "_MOST_ACTIVATIONS", most * row)
+        Evaluator(settings.task, rows, tokenizer).statistics(model)
+        assert max(sizes) == most
 
 
 def test_rows_without_a_target_cannot_be_evaluated() -> None:

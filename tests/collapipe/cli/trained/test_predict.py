@@ -43,6 +43,7 @@ class Echo:
     """A fake task and model that answer with the length of the text."""
 
     max_length: int = 4
+    dim: int = 8
     heads: tuple[str, ...] = ("pooled",)
     sizes: list[int] = field(default_factory=list)
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - cannot change
