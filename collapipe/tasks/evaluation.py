@@ -11,7 +11,12 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from collapipe.errors import WAY_OUT_AFTER_AGGREGATION, DataError, NonFiniteLossError
+from collapipe.errors import (
+    WAY_OUT_AFTER_AGGREGATION,
+    ConfigError,
+    DataError,
+    NonFiniteLossError,
+)
 from collapipe.formatting import counted
 from collapipe.models.split import Head, SplitModel, predictions
 from collapipe.process import cancellation
@@ -69,7 +74,7 @@ class Predictor:
         batch = examples.batch(range(len(texts))).to(self.model.device)
         hidden = self.model.encode(batch.inputs, batch.mask)
         ids = predictions(self.model.head, hidden, batch.mask, self.task.max_length)
-        answers = examples.decode(ids)
+        answers = _decoded(examples, ids)
         scores = self._scores(examples, hidden, batch.mask, ids) if self.scored else [{}] * len(ids)
         return [Prediction(*each) for each in zip(answers, scores, strict=True)]
 
@@ -193,7 +198,7 @@ class Evaluator:
             raise NonFiniteLossError(
                 f"the evaluation's loss is {sum(losses)}; {WAY_OUT_AFTER_AGGREGATION}"
             )
-        texts = self._examples.decode([predicted[row] for row in sorted(predicted)])
+        texts = _decoded(self._examples, [predicted[row] for row in sorted(predicted)])
         counts = returned(
             self._task.count(texts, self._rows, self._tokenizer.labels),
             np.ndarray,
@@ -204,6 +209,16 @@ class Evaluator:
     def _loss_alone(self, model: SplitModel, row: int) -> float:
         batch = self._examples.batch([row]).to(model.device)
         return _loss(model, model.encode(batch.inputs, batch.mask), batch)
+
+
+def _decoded(examples: Examples, ids: Sequence[Sequence[int]]) -> list[str]:
+    texts = examples.decode(ids)
+    if len(texts) != len(ids):
+        raise ConfigError(
+            f"task: {type(examples).__qualname__}.decode returned {counted(len(texts), 'text')} "
+            f"for {counted(len(ids), 'prediction')}"
+        )
+    return texts
 
 
 def _loss(model: SplitModel, hidden: Tensor, batch: Batch) -> float:

@@ -15,15 +15,16 @@ from sklearn.metrics import accuracy_score, f1_score
 from trained import scored, trained
 
 from collapipe.config import load_overrides
-from collapipe.errors import DataError
+from collapipe.errors import ConfigError, DataError
 from collapipe.models.split import SplitModel
 from collapipe.runs.rows import build_tokenizer, load_rows
 from collapipe.statistics import Statistics
 from collapipe.tasks import evaluation
 from collapipe.tasks.classification import Classification
-from collapipe.tasks.evaluation import Evaluator
+from collapipe.tasks.evaluation import Evaluator, Predictor
 from collapipe.tasks.ner import NamedEntities
 from collapipe.tasks.task import Task
+from collapipe.tasks.text_task import LabelledTexts
 from collapipe.tasks.translation import ParallelCorpus
 
 LABELS = ["a", "b", "c", "d"]
@@ -166,6 +167,22 @@ def test_a_batch_has_fewer_rows_in_a_wider_model(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(evaluation, "_MOST_ACTIVATIONS", most * row)
         Evaluator(settings.task, rows, tokenizer).statistics(model)
         assert max(sizes) == most
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+def test_a_task_that_loses_a_text_is_refused(
+    predicts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_overrides(["task=classification", *KINDS["classification"], *SMALL])
+    rows, tokenizer = load_rows(settings, "validation"), build_tokenizer(settings)
+    model = SplitModel(settings.model, tokenizer.vocabulary).eval()
+    decode = LabelledTexts.decode
+    monkeypatch.setattr(LabelledTexts, "decode", lambda self, ids: decode(self, ids)[1:])
+    with pytest.raises(ConfigError, match=r"^task: LabelledTexts.decode returned "):
+        if predicts:
+            list(Predictor(model, settings.task, tokenizer).predict(["a", "b"]))
+        else:
+            Evaluator(settings.task, rows, tokenizer).statistics(model)
 
 
 def test_rows_without_a_target_cannot_be_evaluated() -> None:
