@@ -189,6 +189,8 @@ def train(message: Message, context: Context) -> RecordDict:
     account = node.checked_account(context, settings)
     request = records.unpack(messages.TrainRequest, message.content)
     if request.link is not None:
+        if not settings.server_has_heads:  # a lying server would receive activations and targets
+            raise WireError("received a link to a head on the server, but heads are on units")
         request = replace(request, link=owner.trusted_link(request.link, context.node_config))
     weights = records.unpack_record(message.content, "weights")
     head_state = records.unpack_head_state(message.content)

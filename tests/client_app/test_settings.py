@@ -1,15 +1,18 @@
-"""A unit receives the run's options once, from its server."""
+"""A unit receives the run's options once, from its server, and does what they say."""
 
 from pathlib import Path
 
+import pytest
 from federated import settings_of
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+import client_app.app as handlers
 from client_app.app import app
+from collapipe.plan import ClusterPlan
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
-from collapipe.wire.messages import Failure, RowsRequest, Setup
+from collapipe.wire.messages import Failure, LinkAddress, RowsRequest, Setup, TrainRequest
 
 
 def test_a_run_has_the_same_options_in_all_messages(tmp_path: Path) -> None:
@@ -33,3 +36,18 @@ def test_a_run_has_the_same_options_in_all_messages(tmp_path: Path) -> None:
     ):
         assert "options have changed" in failure(kind, message)
     assert dict(unit.state) == kept
+
+
+def test_a_unit_that_has_the_head_sends_no_activations_to_a_lying_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The options keep activations and targets on the unit; a ``train`` message asks for them."""
+    settings = settings_of(tmp_path, ["decoder.mode=control_unit"])
+    setup = Setup(settings.text, Tokenizer.of_bytes().pack(), {})
+    unit = Context(1, 2, {"partition-id": 0, "num-partitions": 3}, records.pack(setup), {})
+    monkeypatch.setattr(handlers, "run_round", lambda *_: pytest.fail("the round began"))
+    link = LinkAddress("localhost:1", b"", "server", b"", b"", "token")
+    request = TrainRequest(1, ClusterPlan(0, (), 1, "gpipe"), 60.0, link)
+    content = records.pack(request, weights=records.pack_tensors({}))
+    reply = app(Message(content, 2, records.TRAIN), unit).content
+    assert "link" in records.unpack(Failure, reply).message
