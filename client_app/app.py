@@ -117,10 +117,12 @@ def keep(message: Message, context: Context) -> RecordDict:
 def restore(message: Message, context: Context) -> RecordDict:
     """Replace the unit's state between rounds by its state at a checkpoint."""
     groups = records.unpack_groups(message.content)
-    if not groups.keys() <= set(messages.KEPT):
-        raise WireError(f"only {', '.join(messages.KEPT)} can be restored")
+    settings = node.settings_of(context)
+    allowed = messages.NOT_TRAINED if settings.privacy.secure_aggregation else messages.KEPT
+    if not groups.keys() <= {*allowed}:
+        raise WireError(f"only {', '.join(allowed)} can be restored")
     if activations := groups.keys() & set(messages.ACTIVATIONS):
-        unit = node.unit_of(context, node.settings_of(context))
+        unit = node.unit_of(context, settings)
         for key in activations:
             activation_memory(unit, groups[key])  # raises if they do not fit
     node.keep_groups(context, groups)
@@ -196,8 +198,10 @@ def train(message: Message, context: Context) -> RecordDict:
     head_state = records.unpack_head_state(message.content)
     masks = None
     if settings.privacy.secure_aggregation:
+        head_state = {}  # one from a lying server could make other units' updates vanish
         stage = records.take_stage(UnitWithShares, context.state)
-        masks = stage, records.unpack(MaskRequest, message.content)
+        terms = records.masked_terms(node.setup_of(context), request.clip_norm, weights)
+        masks = stage, records.unpack(MaskRequest, message.content), terms
     use_threads(settings.pipeline.threads, settings.computing_at_once)
     with cancellable(request.timeout_s):
         unit = node.unit_of(context, settings)

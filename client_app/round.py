@@ -40,8 +40,8 @@ class RoundInputs:
     fixed: FrozenParts
     head_state: Tensors  # of the optimiser of a head that trained elsewhere in the last round
     kept: Mapping[str, Tensors]  # the unit's state after its last round, by group
-    # secrets and shares that mask the update; None if it is not masked
-    masks: tuple[UnitWithShares, MaskRequest] | None = None
+    # secrets, shares and terms that mask the update; None if it is not masked
+    masks: tuple[UnitWithShares, MaskRequest, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +209,7 @@ def _split_state(unit: ControlUnit, state: Tensors) -> tuple[Tensors | None, Ten
 def _masked_update(
     stage: UnitWithShares,
     shares: MaskRequest,
+    terms: bytes,
     request: messages.TrainRequest,
     start: Tensors,
     end: Tensors,
@@ -231,5 +232,5 @@ def _masked_update(
     noise_seed = settings.privacy.noise_seed
     noise = None if noise_seed is None else derive(noise_seed, "privacy", stage.unit, request.round)
     words = quantiser.quantise(change, np.random.default_rng(seed), noise)
-    masked = stage.mask(request.round, shares, words)
+    masked = stage.mask(request.round, shares, words, terms)
     return masked, {MASKED: torch.from_numpy(quantiser.pack(words))}

@@ -61,7 +61,7 @@ class Units:
     _met: set[int] = field(default_factory=set)  # nodes that are no longer new
 
     def __post_init__(self) -> None:
-        self._setup = Setup(_for_units(self.settings), self.tokenizer, self.digests)
+        self.setup = Setup(_for_units(self.settings), self.tokenizer, self.digests)
 
     def rows(self, words: bool = True, task: Task | None = None) -> dict[int, RowsReply]:
         """Ask each unit for a summary of its training rows, with ``words`` if the run has no
@@ -73,7 +73,7 @@ class Units:
         data, else ``RoundFailedError``.
         """
         nodes = connected(self.grid, self.settings)
-        request = records.pack(RowsRequest(self._setup.settings, words))
+        request = records.pack(RowsRequest(self.setup.settings, words))
         answers = self._ask(dict.fromkeys(nodes, (questions.rows(words), request)))
         self.places.claim_all(answers, self.settings.federation.num_units, set())
         replies, failures = apart(answers)
@@ -262,9 +262,9 @@ class Units:
         self, nodes: Iterable[int], known: Mapping[int, int], timeout_s: float = math.inf
     ) -> dict[int, StateReply | Failure]:
         """Ask ``nodes`` for their states. Nodes that are ``known`` receive their unit's number."""
-        general = records.pack(self._setup)
+        general = records.pack(self.setup)
         contents = {
-            node: records.pack(replace(self._setup, unit=known[node])) if node in known else general
+            node: records.pack(replace(self.setup, unit=known[node])) if node in known else general
             for node in nodes
         }
         return self._ask({n: (questions.STATE, each) for n, each in contents.items()}, timeout_s)

@@ -82,7 +82,7 @@ class Exchange:
                 self.with_survivors[unit], self.confirmed[unit] = stage.confirm(request)
         return self
 
-    def unmask(self, lost: Collection[int] = ()) -> Words:
+    def unmask(self, lost: Collection[int] = (), terms: bytes = b"") -> Words:
         """Reveal shares, except those held by units in ``lost``, and return the sum."""
         if not self.confirmed:
             self.confirm()
@@ -90,13 +90,13 @@ class Exchange:
         for unit, stage in self.with_survivors.items():
             if unit not in lost:
                 self.revealed[unit] = stage.reveal(requests[unit])
-        return self.total()
+        return self.total(terms)
 
-    def total(self) -> Words:
+    def total(self, terms: bytes = b"") -> Words:
         """Return the sum as the server computes it from the revealed shares."""
         total = np.sum([*self.masked.values()], axis=0, dtype=np.uint32)
         shares = checked(self.share_replies, self.masked, self.revealed)
-        unmask(self.session, self.masked, shares, total)
+        unmask(self.session, self.masked, shares, total, terms=terms)
         return total
 
 

@@ -134,8 +134,11 @@ def unmask(
     shares: CheckedShares,
     total: Words,
     called: Called = unit_called,
+    terms: bytes = b"",
 ) -> None:
     """Subtract the masks from ``total``, the sum of the ``survivors``' masked words, in place.
+
+    ``terms`` are those with which the units masked their words.
 
     Raises ``RoundFailedError`` if too few ``shares`` fit. Raises ``WireError`` if they restore no
     secret, or a mask key that differs from their owner's.
@@ -149,7 +152,7 @@ def unmask(
             raise WireError(f"{called(unit)} dealt shares that restore another key than its own")
         for other in survivors:
             public = session.keys[other].mask
-            seed = masks.pair_seed(secret, public, session.digest, unit, other)
+            seed = masks.pair_seed(secret, public, session.digest + terms, unit, other)
             masks.add_mask(total, seed, negative=other < unit)  # negative if that unit added it
 
 

@@ -108,8 +108,10 @@ class UnitWithShares:
         """Largest possible number of units in the round's sum."""
         return len(self.roster.keys)
 
-    def mask(self, round_: int, request: MaskRequest, words: Words) -> "MaskedUnit":
-        """Mask ``words`` in place.
+    def mask(
+        self, round_: int, request: MaskRequest, words: Words, terms: bytes = b""
+    ) -> "MaskedUnit":
+        """Mask ``words`` in place. Masks of units with different ``terms`` do not cancel.
 
         Shares that cannot be opened are left out: the unit will not reveal any for their sender.
         Raises ``WireError`` for another round, for shares of units outside the session, or for too
@@ -130,7 +132,7 @@ class UnitWithShares:
             if (both := masks.unseal(each, own.seal_key, *pair)) is not None:
                 held[sender] = both
         seeds = {
-            other: masks.pair_seed(own.mask_key, keys[other].mask, digest_, unit, other)
+            other: masks.pair_seed(own.mask_key, keys[other].mask, digest_ + terms, unit, other)
             for other in shares
         }
         masks.add_mask(words, self.seed)

@@ -7,7 +7,7 @@ import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar, cast
 
 import torch
@@ -28,6 +28,7 @@ from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
 from collapipe.validation import fault_of
+from collapipe.wire.frozen_store import digest
 from collapipe.wire.messages import (
     EvaluateReply,
     Failure,
@@ -227,6 +228,19 @@ def take_stage(kind: type[T], state: RecordDict) -> T:
         raise WireError(f"{kind.__name__} was used before: a stage of a masked sum is used once")
     _taken.add(name)
     return unpack(kind, RecordDict({kind.__name__: found}))
+
+
+def masked_terms(setup: Setup, clip_norm: float | None, weights: Tensors) -> bytes:
+    """Return a digest of what all units of a masked sum must have received alike: the setup, the
+    clip norm, and the weights from which they train.
+
+    Units with different ones have masks that do not cancel. Otherwise a lying server could have all
+    updates but one vanish, for example by a huge clip norm (Pasquini, Francati and Ateniese 2022,
+    "Eluding Secure Aggregation in Federated Learning via Model Inconsistency"). It could also have
+    the other units add less noise.
+    """
+    parts = _json(replace(setup, unit=None)), repr(clip_norm), digest(weights)
+    return hashlib.sha256("\n".join(parts).encode()).digest()
 
 
 def text_bytes(content: RecordDict) -> int:

@@ -179,7 +179,8 @@ class SecureSum:
         shares, quantiser = self._revealed(masked.keys(), requests), self._quantiser(like)
         words = (quantiser.unpack(each[records.MASKED].numpy()) for each in masked.values())
         total = functools.reduce(np.add, words)  # one by one, for they are large
-        unmask(self._session, masked, shares, total, self.units.places.called)
+        terms = records.masked_terms(self.units.setup, self.clip_norm, like)
+        unmask(self._session, masked, shares, total, self.units.places.called, terms)
         values = torch.from_numpy(quantiser.restored(total, len(masked)))
         names = sorted(name for name, each in like.items() if each.is_floating_point())
         parts = torch.split(values, [like[name].numel() for name in names])

@@ -1,16 +1,23 @@
 """A unit's handlers of a masked sum, called by a server that violates the protocol."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from federated import TINY
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from masked_sums import RUN, Exchange, drawn
+from torch import Tensor
 
+import client_app.app as handlers
+from client_app import node
 from client_app.app import app
 from collapipe.config import load_overrides
 from collapipe.errors import WireError
+from collapipe.plan import ClusterPlan
 from collapipe.secure_aggregation.messages import (
     KeysReply,
     KeysRequest,
@@ -27,7 +34,7 @@ from collapipe.secure_aggregation.unit import (
     UnitWithSurvivors,
 )
 from collapipe.wire import records
-from collapipe.wire.messages import Failure, Setup
+from collapipe.wire.messages import Failure, Setup, TrainRequest
 
 OPTIONS = (
     *TINY,
@@ -194,3 +201,61 @@ def test_a_used_stage_cannot_be_taken_from_an_older_state(unit: Context) -> None
     assert records.take_stage(type(stage), unit.state) == stage
     with pytest.raises(WireError, match="used before"):
         records.take_stage(type(stage), older)
+
+
+WEIGHTS = {"weight": torch.ones(2)}
+
+
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the inputs of rounds, which do not train."""
+    inputs = list[Any]()
+
+    def run_round(_: object, given: Any) -> None:
+        inputs.append(given)
+        raise WireError("enough")
+
+    monkeypatch.setattr(handlers, "run_round", run_round)
+    monkeypatch.setattr(node, "unit_of", lambda *_: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(node, "fixed_parts", lambda *_: None)
+    return inputs
+
+
+def terms(
+    began: list[Any], unit: Context, clip_norm: float = 1.0, weights: dict[str, Tensor] = WEIGHTS
+) -> bytes:
+    """Have the unit begin a masked round, and return the terms of its masks."""
+    exchange = Exchange(3).share()
+    records.keep_stage(exchange.with_shares[0], unit.state)
+    request = TrainRequest(1, ClusterPlan(0, (), 1, "gpipe"), 60.0, None, clip_norm=clip_norm)
+    content = records.pack(request, weights=records.pack_tensors(weights))
+    content.update(records.pack(exchange.requests[0]))
+    content.update(records.pack_head_state({"weight/exp_avg_sq": torch.full((2,), 1e30)}))
+    ask(unit, records.TRAIN, content)
+    assert not began[-1].head_state
+    return began[-1].masks[2]  # type: ignore[no-any-return]
+
+
+def test_masks_depend_on_everything_by_which_a_server_could_have_updates_vanish(
+    unit: Context, began: list[Any]
+) -> None:
+    setup = records.unpack(Setup, unit.state)
+    first = terms(began, unit)
+    assert first == terms(began, unit) == records.masked_terms(replace(setup, unit=7), 1.0, WEIGHTS)
+    others = [
+        terms(began, unit, clip_norm=1e30),
+        terms(began, unit, weights={"weight": torch.zeros(2)}),
+    ]
+    slow = load_overrides([*OPTIONS, "optimizer.lr=1e-30"]).text
+    for changed in replace(setup, settings=slow), replace(setup, frozen={"head": "0"}):
+        unit.state.update(records.pack(changed))
+        others.append(terms(began, unit))
+    assert len({first, *others}) == 5
+
+
+def test_no_optimiser_is_restored_if_updates_are_masked(unit: Context) -> None:
+    """Large moments would have the unit's update vanish."""
+    moments = {"weight/exp_avg_sq": torch.full((2,), 1e30)}
+    assert refuses(unit, records.RESTORE, records.pack_groups({"optimizer": moments}))
+    rows = {"kept": torch.zeros(1, dtype=torch.int64)}
+    assert not refuses(unit, records.RESTORE, records.pack_groups({"stem": rows}))

@@ -196,6 +196,19 @@ def test_units_with_different_rosters_or_thresholds_share_no_secrets(
     assert not stage.mask(1, MaskRequest({1: reply.sealed[0]}), drawn(1)[0]).held
 
 
+@pytest.mark.parametrize(("terms", "lost"), [("same", ()), ("same", (0,)), ("other", ())])
+def test_only_masks_of_units_with_the_same_terms_cancel(terms: str, lost: tuple[int, ...]) -> None:
+    exchange, values = Exchange(3).share(), drawn(3)
+    for unit, stage in exchange.with_shares.items():
+        if unit not in lost:
+            words, own = values[unit].copy(), terms if unit == 1 else "same"
+            sealed = exchange.requests[unit]
+            exchange.with_masks[unit] = stage.mask(1, sealed, words, own.encode())
+            exchange.masked[unit] = words
+    expected = np.sum([values[unit] for unit in exchange.masked], axis=0, dtype=np.uint32)
+    assert np.array_equal(exchange.unmask(terms=b"same"), expected) is (terms == "same")
+
+
 @pytest.mark.parametrize("which", ["mask", "seal"])
 def test_weak_keys_and_copied_keys_are_left_out(which: str) -> None:
     exchange = Exchange(3)
