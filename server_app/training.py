@@ -180,6 +180,8 @@ class _Run:
                         self._round(round_, strategy, evaluator)
             except BudgetSpentError as spent:  # the run ends early and keeps its model
                 self.history.ended = str(spent)
+            finally:
+                self.history.epsilon = strategy.epsilon  # also of a round that is not recorded
         if (skipped := self.history.skipped) and skipped == self.history.num_rounds:
             raise RoundFailedError(
                 f"nothing was learned: all rounds ({skipped}) were skipped; metrics.jsonl and the "

@@ -19,7 +19,7 @@ from run_files import rounds_of, summary_of
 from scripted_units import UNTRAINED, scripted_units
 from sections import privacy_settings
 
-from collapipe.errors import BudgetSpentError, ConfigError
+from collapipe.errors import BudgetSpentError, ConfigError, StorageError
 from collapipe.privacy.accounting import epsilon
 from collapipe.privacy.clipping import update_norm
 from collapipe.runs.folder import RunFolder
@@ -27,6 +27,7 @@ from collapipe.tensors import Tensors, not_finite
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.resumption import check_resumable
+from server_app.evaluation import RunEvaluator
 from server_app.records.summary import noise_warning
 from server_app.rounds.private_mean import PrivateMean
 
@@ -169,6 +170,21 @@ def test_a_unit_is_charged_for_the_rounds_whose_sums_contain_its_update(tmp_path
     assert rounds == {unit: planned.count(unit) for unit in (0, 2)}
     expected = dp_accounted(4.0, max(rounds.values()))
     assert lines[-1]["epsilon"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_summary_counts_a_charged_round_even_if_the_run_fails_before_recording_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate(*_: object) -> None:
+        raise StorageError("no space is left")
+
+    monkeypatch.setattr(RunEvaluator, "evaluate", evaluate)
+    with pytest.raises(StorageError):
+        options = *UNTRAINED, "privacy=private", "federation.rounds=1"
+        play(tmp_path / "run", *options, client=scripted_units())
+    folder = RunFolder(tmp_path / "run", resumed=True)
+    assert folder.account() == {0: 1, 1: 1, 2: 1}
+    assert summary_of(folder.path)["privacy"]["epsilon"] == pytest.approx(0.93, abs=0.005)
 
 
 def test_a_round_beyond_the_budget_does_not_begin() -> None:
