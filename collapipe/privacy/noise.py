@@ -40,7 +40,7 @@ class GaussianNoise:
 
     Floating-point numbers are a grid, which an adversary who sees the exact sum may exploit
     (Mironov 2012). The only countermeasure is that the sum is computed in float64 and published in
-    float32.
+    float32. It does not help with ``pipeline.dtype=float64``.
     """
 
     def __init__(self, seed: int | None) -> None:

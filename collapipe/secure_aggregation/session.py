@@ -26,7 +26,9 @@ the round, and at least t − c of its updates come from units that do not collu
    ones that confirmed, and the server does not have these masks' keys.
 
 2t − n colluding units could have two lists confirmed. A dishonest server also chooses n and the
-threshold, but no owner shares secrets in a round with t < ``privacy.least_units``.
+threshold, but no owner shares secrets in a round with t < ``privacy.least_units``. If the server
+could have the other updates vanish, a sum would hide nothing: so masks cancel only between units
+with the same ``terms``, which stand for everything that they received before training.
 """
 
 import functools
