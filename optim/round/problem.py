@@ -7,7 +7,7 @@ from numbers import Real
 
 from collapipe.errors import ConfigError, unit_called
 from collapipe.plan import Certificate
-from collapipe.state import Channel, Payload, Uplink
+from collapipe.state import MOST, Channel, Payload, Uplink
 from optim.problem import Partition, check_choice
 
 CHOICES = {
@@ -64,8 +64,8 @@ class RoundOptions:
             value, numeric = getattr(self, field.name), isinstance(field.default, float | int)
             if isinstance(field.default, bool) and not isinstance(value, bool):
                 raise ConfigError(f"{field.name}={value!r}: must be true or false")
-            if numeric and not (isinstance(value, Real) and 0 <= float(value) < math.inf):
-                raise ConfigError(f"{field.name}={value!r}: must be a finite number from 0 on")
+            if numeric and not (isinstance(value, Real) and 0 <= float(value) <= MOST):
+                raise ConfigError(f"{field.name}={value!r}: must be a number from 0 to {MOST:g}")
         if self.error_budget < _LEAST_BUDGET:
             raise ConfigError(
                 f"error_budget={self.error_budget:g}: must be at least {_LEAST_BUDGET:g}; for no "
