@@ -87,7 +87,8 @@ def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) ->
     limit_w = state.uplink.max_power_w
     if not uplink.power_w >= 0 or exceeds(uplink.power_w, limit_w):
         raise violation("C6", f"{uplink.power_w:.12g} W of {limit_w:.12g} W")
-    if not uplink.power_w * gains[uplink.channel] and state.uplink.model_bits:
+    bits = state.uplink.sending(state.uplink.payload(*sent))
+    if not uplink.power_w * gains[uplink.channel] and bits.model_bits + bits.activation_bits:
         raise violation("C6", f"channel {uplink.channel}: without power or gain nothing is sent")
 
 

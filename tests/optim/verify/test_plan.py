@@ -83,6 +83,13 @@ def test_a_channel_needs_an_uplink() -> None:
         verify_plan(RoundPlan(1, (SOUND,)), replace(REQUEST, clusters=(state,)))
 
 
+def test_activations_alone_need_power_too() -> None:
+    sends_no_model = replace(UPLINK, model_bits=0.0, activation_bits=1.0)
+    state = replace(REQUEST.clusters[0], uplink=sends_no_model)
+    with pytest.raises(PlanViolationError, match="C6: channel 0: without power or gain nothing"):
+        verify_plan(RoundPlan(1, (sends(SOUND, 0.0),)), replace(REQUEST, clusters=(state,)))
+
+
 def framework(partition: str, *devices: DeviceProfile) -> RoundRequest:
     state = ClusterState(3, devices, 10, UPLINK)
     return replace(REQUEST, partition=partition, clusters=(state,))
