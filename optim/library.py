@@ -109,7 +109,8 @@ def plan_round(
     ``strategy`` defaults to ``Dssra()``; its ``plan_round`` gets the whole request. ``previous`` is
     the last round's plan, from which the round's number and all queues continue; None plans round 1
     with empty queues. After an infeasible round continue from ``replace(previous,
-    round=previous.round + 1, queues=error.queues)``. ``schedule`` may be ``auto``.
+    round=previous.round + 1, queues=error.queues)``, with each of the ``error_queues`` shorter by
+    1, down to 0. ``schedule`` may be ``auto``.
 
     Raises ``InfeasibleRoundError`` with the numbers and what would make the round feasible,
     ``ConfigError`` for impossible sizes or a ``previous`` of another number of clusters, and
