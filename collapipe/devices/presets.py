@@ -42,7 +42,8 @@ _ENDS = WrapValidator(_check_ends)
 Range = Annotated[tuple[Amount, Amount], _ENDS]
 PositiveRange = Annotated[tuple[Positive, Positive], _ENDS]
 SecondsRange = Annotated[tuple[Seconds, Seconds], _ENDS]
-DecibelRange = Annotated[tuple[Decibels, Decibels], _ENDS]
+Gain = Annotated[float, Field(ge=-180, le=180)]  # dB; an ``Uplink`` accepts no other gains
+GainRange = Annotated[tuple[Gain, Gain], _ENDS]
 
 
 class ClusterPreset(Protocol):
@@ -242,7 +243,7 @@ class ChannelPreset(Radio):
     num_channels: Count
     bandwidth_hz: PositiveRange
     interference_w: Range
-    gain_db: DecibelRange  # h_{n,j} of each unit and channel
+    gain_db: GainRange  # h_{n,j} of each unit and channel
     noise_dbm_per_hz: Decibels
     max_power_w: Positive
     energy_j: Positive

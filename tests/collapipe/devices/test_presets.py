@@ -128,7 +128,7 @@ def test_decibels_are_converted_to_numbers() -> None:
         ("cluster.hop_s=[-1,1]", r"cluster\.hop_s.*-1.*: .*\b0\b"),
         ("channel.energy_j=inf", r"channel\.energy_j=inf: .*finite"),
         ("channel.energy_j=0", r"channel\.energy_j=0(\.0)?: .*\b0\b"),
-        ("channel.gain_db=[-400,0]", r"channel\.gain_db.*-400.*: .*-300\b"),
+        ("channel.gain_db=[-181,0]", r"channel\.gain_db.*-181.*: .*-180\b"),
         ("channel.activation_bits=-1", r"channel\.activation_bits=-1(\.0)?: .*\b0\b"),
         ("channel=dry", r"conf/channel/dry\.yaml"),
         (("cluster=edge", "cluster.kinds=[]"), r"cluster\.kinds"),
