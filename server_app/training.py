@@ -182,11 +182,7 @@ class _Run:
                 self.history.ended = str(spent)
             finally:
                 self.history.epsilon = strategy.epsilon  # also of a round that is not recorded
-        if (skipped := self.history.skipped) and skipped == self.history.num_rounds:
-            raise RoundFailedError(
-                f"nothing was learned: all rounds ({skipped}) were skipped; metrics.jsonl and the "
-                "lines above have the causes"
-            )
+        self._check_rounds("learned")
         evaluated = evaluator.evaluate("test", strategy)
         self.history.test, self.history.test_on_units = evaluated.first, evaluated.units
         self.history.bytes_down += evaluated.bytes_down
@@ -219,6 +215,15 @@ class _Run:
                 self._show(result)
                 self._record(result)
                 self._checkpoints.write(self.history, RunState(then), self.places.of)
+        self._check_rounds("planned")
+
+    def _check_rounds(self, what: str) -> None:
+        """Raise ``RoundFailedError`` if all rounds were skipped."""
+        if (skipped := self.history.skipped) and skipped == self.history.num_rounds:
+            raise RoundFailedError(
+                f"nothing was {what}: all rounds ({skipped}) were skipped; metrics.jsonl and the "
+                "lines above have the causes"
+            )
 
     def _strategy(self) -> CollaPipeStrategy:
         """Make the strategy, with the checkpoint's state in a resumed run."""

@@ -9,7 +9,7 @@ from run_files import rounds_of, summary_of
 from safetensors.torch import load_file
 
 from collapipe.config import load_overrides
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.runs.model import load_model
 
 WORLD = (
@@ -123,3 +123,11 @@ def test_scheduling_without_training_has_the_same_costs(tmp_path: Path) -> None:
     assert [line["queues"] for line in trained] == [line["queues"] for line in scheduled]
     assert all(line["train_loss"] is None and line["samples"] == 0 for line in scheduled)
     assert summary_of(tmp_path / "scheduled")["metric"] is None
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_run_whose_rounds_are_all_skipped_fails(tmp_path: Path, train: bool) -> None:
+    skips = "federation.on_infeasible=skip", "channel.energy_j=1e-9"
+    what = "learned" if train else "planned"
+    with pytest.raises(RoundFailedError, match=rf"^nothing was {what}: all rounds \(\d\) were sk"):
+        play(tmp_path / "run", *WORLD, *skips, f"framework.train={train}")
