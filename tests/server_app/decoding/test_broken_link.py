@@ -371,3 +371,25 @@ def test_a_break_with_activation_feedback_ends_the_round() -> None:
             with pytest.raises(LinkError, match="decoder link: "):
                 link.answer(0)
                 link.answer(1)
+
+
+def test_norms_that_never_arrived_end_a_round_with_activation_feedback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server has the step's changes but has not finished the step."""
+    wires, answer = list[Wire](), link_server._answer
+
+    def lose_norms(session: DecoderSession, frame: Frame) -> Frame | None:
+        if frame.kind == FrameKind.NORMS:
+            wires.pop().cut()
+            raise RuntimeError("lost")
+        return answer(session, frame)
+
+    monkeypatch.setattr(link_server, "_answer", lose_norms)
+    session = decoder_session(0, 3, "task.max_length=5", "compression.feedback=true")
+    with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
+        wires.append(wire)
+        address = replace(server.open(session), address=wire.address)
+        link = DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), precisions(session))
+        with pytest.raises(LinkError, match="broke before the server finished step 4"):
+            _round(link, wire, None)
