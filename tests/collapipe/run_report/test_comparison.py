@@ -12,7 +12,7 @@ from made_run import SKIPPED, made_lines, make_run, without_uploads, write_lines
 from report_page import Page
 
 from collapipe.config.trust import read_tree
-from collapipe.run_report.grouping import Group
+from collapipe.run_report.grouping import Group, _mark
 from collapipe.run_report.learning import TRAIN_LOSS, Curve
 from collapipe.runs.reading import read_run
 
@@ -27,6 +27,11 @@ def test_runs_that_differ_only_in_their_seed_form_a_group(
     assert "6 runs, 2 configurations" in page.texts
     assert ["", *NAMES] in page.cells
     assert page.rows("seeds") == [["seeds", "0 1 2", "0 1 2"]]
+
+
+def test_marks_of_configurations_are_those_of_a_spreadsheets_columns() -> None:
+    marks = [_mark(number) for number in (0, 25, 26, 27, 51, 52, 701, 702)]
+    assert marks == ["A", "Z", "AA", "AB", "AZ", "BA", "ZZ", "AAA"]
 
 
 def test_the_seeds_of_a_configuration_give_one_mean_curve_with_a_band(
