@@ -21,9 +21,9 @@ from collapipe.runs.rows import build_tokenizer, load_rows
 from collapipe.statistics import Statistics
 from collapipe.tasks import evaluation
 from collapipe.tasks.classification import Classification
-from collapipe.tasks.evaluation import Evaluator, Predictor
+from collapipe.tasks.evaluation import Evaluation, Evaluator, Predictor, mean_evaluation
 from collapipe.tasks.ner import NamedEntities
-from collapipe.tasks.task import Task
+from collapipe.tasks.task import Score, Task
 from collapipe.tasks.text_task import LabelledTexts
 from collapipe.tasks.translation import ParallelCorpus
 
@@ -193,3 +193,15 @@ def test_rows_without_a_target_cannot_be_evaluated() -> None:
     evaluator = Evaluator(settings.task, rows, tokenizer)
     with pytest.raises(DataError, match=r"^2 rows to evaluate on without a target token; "):
         evaluator.statistics(SplitModel(settings.model, tokenizer.vocabulary))
+
+
+def test_the_evaluation_of_several_models_is_their_mean() -> None:
+    evaluations = [
+        Evaluation(loss, Score("accuracy", value, "exact", {"f1": f1}))
+        for loss, value, f1 in ((1.0, 0.2, 0.1), (2.0, 0.6, 0.4), (6.0, 0.7, 0.4))
+    ]
+    mean = mean_evaluation(evaluations)
+    assert mean.loss == pytest.approx(3.0)
+    assert mean.score.value == pytest.approx(0.5)
+    assert mean.score.extra_metrics == {"f1": pytest.approx(0.3)}
+    assert mean.score.signature == "exact|mean of 3 units' models"
