@@ -126,6 +126,7 @@ class CollaPipeStrategy:
         """
         if num_rounds < 0:
             raise ConfigError(f"num_rounds={num_rounds}: must be 0 or more")
+        self._check_rate("num_rounds", num_rounds)
         result = Result()
         with self.opened(grid, initial_arrays, timeout):
             for round_ in range(num_rounds + 1):
@@ -195,16 +196,18 @@ class CollaPipeStrategy:
     def run_round(self, round_: int, store: Store | None = None) -> RoundResult:
         """Plan a round, train on the units, aggregate, and save the units' states to a ``store``.
 
-        Rounds count from 1. Raises ``ConfigError`` if the strategy is not open or ``round_`` is
-        lower, and ``BudgetSpentError`` if the round would exceed ``privacy.max_epsilon``. Raises
-        ``InfeasibleRoundError`` if the round has no plan and ``federation.on_infeasible`` is
-        ``stop``. If all units have failed, raises ``NonFiniteLossError`` if their training
-        diverged, ``StorageError`` if they had no disk space for their states, else
-        ``RoundFailedError``. Also raises ``NonFiniteLossError`` if the new model is not finite.
+        Rounds count from 1. Raises ``ConfigError`` if the strategy is not open, or ``round_`` is
+        lower or after the end of ``optimizer.decay=linear``, and ``BudgetSpentError`` if the round
+        would exceed ``privacy.max_epsilon``. Raises ``InfeasibleRoundError`` if the round has no
+        plan and ``federation.on_infeasible`` is ``stop``. If all units have failed, raises
+        ``NonFiniteLossError`` if their training diverged, ``StorageError`` if they had no disk
+        space for their states, else ``RoundFailedError``. Also raises ``NonFiniteLossError`` if the
+        new model is not finite.
         """
         self._check_open()
         if round_ < 1:
             raise ConfigError(f"round_={round_}: must be at least 1, the first round")
+        self._check_rate("round_", round_)
         phases, (before, arrivals) = Phases(), self._with_arrivals(self._state, round_)
         decision = self._scheduler.decide(before, round_)
         phases.end("plan")
@@ -253,6 +256,15 @@ class CollaPipeStrategy:
         if not hasattr(self, "_exchange"):
             raise ConfigError(
                 "this strategy is not open; run rounds inside `with strategy.opened(grid):`"
+            )
+
+    def _check_rate(self, name: str, round_: int) -> None:
+        """Raise ``ConfigError`` if the learning rate would be below 0, which unlearns the rows."""
+        rounds = self._settings.federation.rounds
+        if self._settings.optimizer.decay == "linear" and round_ > rounds:
+            raise ConfigError(
+                f"{name}={round_}: optimizer.decay=linear ends with federation.rounds={rounds}; "
+                "raise it"
             )
 
     def _take(self, model: Tensors) -> None:

@@ -109,6 +109,20 @@ def _refused_as_not_open(strategy: CollaPipeStrategy) -> None:
             call()
 
 
+def test_a_linear_decay_never_gets_a_learning_rate_below_0(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, (*UNTRAINED, "optimizer.decay=linear"))
+    grid = grid_of(settings, scripted_units())
+    tokenizer = make_tokenizer(settings, Units(grid, settings).rows().values())
+    strategy = CollaPipeStrategy(settings, tokenizer)
+    why = r"3: optimizer\.decay=linear ends with federation\.rounds=2; raise it$"
+    with pytest.raises(ConfigError, match=f"^num_rounds={why}"):
+        strategy.start(grid=grid, initial_arrays=strategy.initial_arrays(), num_rounds=3)
+    with strategy.opened(grid):
+        strategy.run_round(2)
+        with pytest.raises(ConfigError, match=f"^round_={why}"):
+            strategy.run_round(3)
+
+
 def test_the_model_is_never_packed_for_flower(tmp_path: Path) -> None:
     with (
         patch("server_app.rounds.arrays.ArrayRecord", wraps=ArrayRecord) as packed,
