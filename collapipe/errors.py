@@ -1,7 +1,7 @@
 """The tree of errors. Each message is one line: problem, place, value, and how to correct it."""
 
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -192,3 +192,10 @@ Called = Callable[[int], str]
 def unit_called(unit: int, name: str = "") -> str:
     """Return a unit's name in its certificate or its owner's file, or else such as ``unit 0``."""
     return printable(name) or f"unit {unit}"
+
+
+def by_cause(causes: Mapping[int, str], called: Called) -> Iterator[tuple[str, str]]:
+    """Yield each cause after the first units that it affects, and the number of further ones."""
+    for cause in dict.fromkeys(causes.values()):
+        names = (called(unit) for unit, why in causes.items() if why == cause)
+        yield few_of(names, ", "), printable(cause)

@@ -548,7 +548,7 @@ def test_units_evaluate_on_rows_that_their_owners_hold_out(
         assert opened[str(held)] and opened[str(held)] <= {"unit-0", "unit-1"}
     (line,) = rounds_of(tmp_path / "run")
     assert line["on_units"]["rows"] == {"0": 5, "1": 5, "2": 0, "3": 0}
-    assert "unit 2 has no rows to evaluate on" in " ".join(capsys.readouterr().out.split())
+    assert "no rows to evaluate on: unit 2" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_error_in_held_out_rows_is_shown_to_their_owner(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from collapipe.errors import one_line, printable
+from collapipe.errors import by_cause, one_line, printable
 from collapipe.formatting import counted, print_lines, print_table, seconds
 from collapipe.report import RoundReport
 from collapipe.runs import reading
@@ -119,9 +119,9 @@ def _units(run: reading.Run, last: RoundReport) -> list[Line]:
         result = f"round skipped: {printable(last.skipped)}"
     causes = (("failed", last.failures), ("excluded", last.excluded))
     return [("units", result)] + [
-        (what, f"{run.called(unit)}: {printable(why)}")
-        for what, units in causes
-        for unit, why in units.items()
+        (what, f"{units}: {why}")
+        for what, failures in causes
+        for units, why in by_cause(failures, run.called)
     ]
 
 

@@ -26,7 +26,7 @@ from collapipe.credentials.keys import (
 )
 from collapipe.credentials.member import DAYS, Member, Role, check_name, expires_soon
 from collapipe.credentials.signing import SERVER, Authority, make_authority, revoked_now
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, few_of
 from collapipe.process import files
 
 CONTROL_UNIT = "control-unit"  # the folder and name of its own credentials
@@ -140,7 +140,7 @@ class AuthorityFolder:
         named = [member for member in valid if member.name == which]
         found = named or [member for member in valid if f"{member.serial:x}" == which]
         if not found:
-            known = ", ".join(sorted({member.name for member in valid})) or "none"
+            known = few_of(sorted({member.name for member in valid}), ", ") or "none"
             raise ConfigError(
                 f"{which}: no valid certificate has this name or serial; names: {known}"
             )

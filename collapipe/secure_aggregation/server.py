@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from collapipe.errors import Called, RoundFailedError, WireError, unit_called
+from collapipe.errors import Called, RoundFailedError, WireError, few_of, unit_called
 from collapipe.secure_aggregation import masks
 from collapipe.secure_aggregation.masks import Words
 from collapipe.secure_aggregation.messages import (
@@ -159,7 +159,7 @@ def unmask(
 def _secret(session: Session, unit: int, shares: CheckedShares, called: Called) -> bytes:
     found, need = shares.fitting[unit], session.units_needed
     if len(found) < need:
-        suspects = ", ".join(shares.suspects(called)) or "none"
+        suspects = few_of(shares.suspects(called), ", ") or "none"
         raise RoundFailedError(
             f"{len(found)} shares of the mask of {called(unit)} are usable, {need} are needed; "
             f"wrong shares came from: {suspects}"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from collapipe.config import Settings
 from collapipe.config.resolved import flattened
-from collapipe.errors import ConfigError, is_printable, one_line
+from collapipe.errors import ConfigError, few_of, is_printable, one_line
 from collapipe.formatting import counted
 from collapipe.privacy.accounting import epsilon
 from collapipe.runs.folder import RunFolder, check_sizes
@@ -61,7 +61,7 @@ def load_checkpoint(settings: Settings, name: str | None) -> Checkpoint:
             f"{run_dir}: has no checkpoint ({first}); start again in another folder: collapipe run"
         )
     if name is not None and name not in names:
-        raise ConfigError(f"--checkpoint {name}: {run_dir} has {', '.join(names)}")
+        raise ConfigError(f"--checkpoint {name}: {run_dir} has {few_of(names[::-1], ', ')}")
     name = name or names[-1]
     try:
         checkpoint = folder.read(name)
@@ -170,7 +170,7 @@ def others(checkpoint: Checkpoint, there: Collection[int], places: Places) -> st
     known = reported | progress.history.rounds.keys() | {*progress.names.values()}
     found = {"new": {*there} - known, "missing": known - {*there}}
     return "".join(
-        f"; {how}: {', '.join(map(places.called, sorted(units)))}"
+        f"; {how}: {few_of(map(places.called, sorted(units)), ', ')}"
         for how, units in found.items()
         if units
     )

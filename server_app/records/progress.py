@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from collapipe.errors import Called, printable
+from collapipe.errors import Called, by_cause, few_of, printable
 from collapipe.formatting import counted, print_line, seconds
 from collapipe.report import ClusterCost, RoundReport, Score, UnitsEvaluation
 from collapipe.step_law import interval
@@ -107,14 +107,14 @@ class RunProgress:
 
     def _incidents(self, report: RoundReport) -> Iterator[str]:
         """Yield new exclusions, the reason of a skipped round, failures, and devices' events."""
-        for unit, cause in report.excluded.items():
-            if self._excluded.get(unit) != cause:
-                yield f"{self._called(unit)} is excluded: {printable(cause)}"
+        new = {u: cause for u, cause in report.excluded.items() if self._excluded.get(u) != cause}
+        for units, cause in by_cause(new, self._called):
+            yield f"excluded {units}: {cause}"
         if report.skipped is not None:
             again = report.skipped == self._skipped
             yield f"skipped: {'for the same reason' if again else printable(report.skipped)}"
-        for unit, cause in report.failures.items():
-            yield f"ended without {self._called(unit)}: {printable(cause)}"
+        for units, cause in by_cause(report.failures, self._called):
+            yield f"ended without {units}: {cause}"
         for unit, events in report.events.items():
             yield from (f"{self._called(unit)}: {printable(event)}" for event in events)
 
@@ -142,7 +142,7 @@ def _pipeline(cost: ClusterCost, measured_s: float | None) -> str:
 
 
 def evaluation_lines(units: UnitsEvaluation, called: Called) -> Iterator[str]:
-    """Yield lines on an evaluation on units: the figures, then units without rows or with
+    """Yield lines on an evaluation on units: the figures, then some units without rows or with
     failures."""
     if units.metric is None:
         yield "no evaluation on units: no unit sent results"
@@ -150,11 +150,10 @@ def evaluation_lines(units: UnitsEvaluation, called: Called) -> Iterator[str]:
         held = [rows for rows in units.rows.values() if rows]
         counts = f"on {counted(sum(held), 'row')} of {counted(len(held), 'unit')}"
         yield f"evaluation loss {units.loss:.4f}  {shown(units.metric)}  {counts}"
-    for unit, rows in units.rows.items():
-        if not rows:
-            yield f"{called(unit)} has no rows to evaluate on"
-    for unit, cause in units.failures.items():
-        yield f"evaluated without {called(unit)}: {printable(cause)}"
+    if without := [called(unit) for unit, rows in units.rows.items() if not rows]:
+        yield f"no rows to evaluate on: {few_of(without, ', ')}"
+    for names, cause in by_cause(units.failures, called):
+        yield f"evaluated without {names}: {cause}"
 
 
 def shown(score: Score) -> str:

@@ -198,7 +198,7 @@ def test_metrics_shorter_than_at_the_checkpoint_are_refused(run_dir: Path) -> No
 @pytest.mark.parametrize("name", ["3", "000004", "../run/checkpoints/000003", "latest"])
 def test_a_checkpoint_that_does_not_exist_is_refused(run_dir: Path, name: str) -> None:
     message = refusal(run_dir, name=name)
-    assert message == f"--checkpoint {name}: {run_dir} has 000001, 000002, 000003"
+    assert message == f"--checkpoint {name}: {run_dir} has 000003, 000002, 000001"
 
 
 def test_the_error_without_a_checkpoint_names_the_round_of_the_first(run_dir: Path) -> None:

@@ -132,6 +132,9 @@ def test_units_that_did_not_train_are_named(run: Path) -> None:
     assert failed["units"] == "3 of 4 scheduled units trained"
     write_lines(run, lines[: SET_ASIDE[0]])
     assert status_of(run)["excluded"] == "unit 7: WireError: a speed that is not finite"
+    lines[SET_ASIDE[0] - 1]["excluded"] = dict.fromkeys(range(8), "gone")
+    write_lines(run, lines[: SET_ASIDE[0]])
+    assert status_of(run)["excluded"] == "unit 0, unit 1, unit 2 and 5 more: gone"
     write_lines(run, lines[:SKIPPED])
     assert status_of(run)["units"] == "round skipped: no unit can afford its upload"
     assert status_of(run)["train loss"].endswith("(round 6)")

@@ -1,10 +1,12 @@
 """Options that may and may not change when a run resumes."""
 
+from types import SimpleNamespace as Stub
 from typing import Any
 
 import pytest
 
-from server_app.checkpoints.resumption import changed
+from server_app.checkpoints.resumption import changed, others
+from server_app.places import Places
 
 THEN: dict[str, Any] = {
     "federation": {"rounds": 2, "rounds_off": 1, "num_units": 3},
@@ -50,3 +52,11 @@ def test_other_changed_options_are_named_with_both_values(
     assert found.items() <= changed(THEN, later).items()
     assert found.keys() <= changed(later, THEN).keys()
     assert changed(later, later) == {}
+
+
+def test_few_of_many_missing_units_are_named() -> None:
+    reported = Stub(scheduler=Stub(roster=Stub(reported=())))
+    history = Stub(rounds=dict.fromkeys(range(200), 1))
+    checkpoint: Any = Stub(progress=Stub(**vars(reported), history=history, names={}))
+    expected = "; new: unit 200; missing: unit 0, unit 1, unit 2 and 196 more"
+    assert others(checkpoint, {199, 200}, Places()) == expected

@@ -520,7 +520,7 @@ def test_a_run_continues_without_a_unit_that_sends_invalid_reports(
     lines = rounds_of(tmp_path)
     assert [list(line["excluded"]) for line in lines] == [["1"], ["1"], []]
     assert [line["units"] for line in lines] == [[0, 2], [0, 2], [0, 1, 2]]
-    assert capsys.readouterr().out.count("unit 1 is excluded: WireError: not a ClusterState") == 1
+    assert capsys.readouterr().out.count("excluded unit 1: WireError: not a ClusterState") == 1
 
 
 @pytest.mark.parametrize("answer", ["nothing", "another unit's state"])

@@ -9,8 +9,8 @@ from rich.console import Console
 from round_report import round_report
 
 from collapipe.formatting import print_line, print_lines
-from collapipe.report import ClusterCost, RoundCost
-from server_app.records.progress import RunProgress, end_table
+from collapipe.report import ClusterCost, RoundCost, UnitsEvaluation
+from server_app.records.progress import RunProgress, end_table, evaluation_lines
 
 CALLED = "unit {}".format
 
@@ -58,7 +58,25 @@ def test_each_cause_is_shown_once_and_in_one_line() -> None:
         "round 4: skipped: no channel",
         "round 6: skipped: no channel",
     ]
-    assert shown.getvalue().count("unit 1 is excluded: a b\n") == 1
+    assert shown.getvalue().count("excluded unit 1: a b\n") == 1
+
+
+def test_a_cause_of_many_units_takes_one_line() -> None:
+    many, shown = dict.fromkeys(range(200), "gone"), io.StringIO()
+    few = "unit 0, unit 1, unit 2 and 197 more"
+    with RunProgress(Console(file=shown, width=80), 9, 1, CALLED) as progress:
+        progress.round(round_report(1, failures={**many, 7: "late"}, excluded=many), 1.0)
+    assert shown.getvalue().splitlines() == [
+        f"round 1: excluded {few}: gone",
+        "round 1: ended without unit 0, unit 1, unit 2 and 196 more: gone",
+        "round 1: ended without unit 7: late",
+    ]
+    units = UnitsEvaluation(dict.fromkeys(range(200), 0), many)
+    assert [*evaluation_lines(units, CALLED)] == [
+        "no evaluation on units: no unit sent results",
+        f"no rows to evaluate on: {few}",
+        f"evaluated without {few}: gone",
+    ]
 
 
 def test_the_lines_of_a_round_show_units_by_name() -> None:
