@@ -1,6 +1,7 @@
 """Cluster plans are checked when they are created, and replaced after devices are lost."""
 
-from itertools import islice
+from fractions import Fraction
+from itertools import accumulate, islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
-from collapipe.row_shares import leaders
+from collapipe.row_shares import connected, leaders
 from collapipe.state import received_gradients
 
 
@@ -32,6 +33,21 @@ def test_no_device_receives_more_gradients_than_planned(rows: list[int], blocks:
     for number, own in enumerate(rows):
         received = (len(rows) - 1) * led.count(number)
         assert received <= received_gradients(blocks, own / sum(rows), len(rows)) * (1 + 1e-9)
+
+
+@given(*[st.lists(st.integers(1, 9), min_size=1, max_size=5)] * 2)
+def test_devices_of_two_stages_are_connected_if_some_micro_batch_has_rows_in_both(
+    rows: list[int], others: list[int]
+) -> None:
+    ends = [
+        [Fraction(e, sum(each)) for e in accumulate(each, initial=0)] for each in (rows, others)
+    ]
+    assert connected(rows, others) == [
+        (a, b)
+        for a, (first, end) in enumerate(pairwise(ends[0]))
+        for b, (start, stop) in enumerate(pairwise(ends[1]))
+        if max(first, start) < min(end, stop)
+    ]
 
 
 @given(

@@ -7,6 +7,7 @@ from rich.console import Console
 from round_report import round_report
 
 from collapipe.config import load_overrides
+from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.runs.folder import RunFolder
 from server_app.records.summary import (
@@ -61,6 +62,20 @@ def test_only_a_run_that_trained_has_a_speed() -> None:
         history = History(0.0, input_tokens=tokens, rounds_s=2.0)
         rows = dict(_end_rows(history, settings, "completed", 1.0, str))
         assert rows.get("speed") == ("3 tokens/s in rounds" if tokens else None)
+
+
+def test_a_run_that_ends_early_names_the_cause() -> None:
+    settings = load_overrides([])
+    for ended in (None, "privacy.max_epsilon=1 is spent"):
+        rows = dict(_end_rows(History(0.0, ended=ended), settings, "completed", 1.0, str))
+        assert rows.get("ended early") == ended
+
+
+def test_a_unit_without_segments_has_the_whole_model_on_each_device() -> None:
+    settings = load_overrides(["framework=vanilla_fl", "federation.num_units=1"])
+    history = History(0.0, plans={0: ClusterPlan(0, (), 1, "gpipe")})
+    rows = dict(_end_rows(history, settings, "completed", 1.0, "unit {}".format))
+    assert rows["unit 0"] == "0 rounds, last plan the whole model on each device"
 
 
 def test_a_run_that_sent_nothing_has_no_row_of_bytes() -> None:
