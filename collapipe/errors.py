@@ -195,7 +195,8 @@ def unit_called(unit: int, name: str = "") -> str:
 
 
 def by_cause(causes: Mapping[int, str], called: Called) -> Iterator[tuple[str, str]]:
-    """Yield each cause after the first units that it affects, and the number of further ones."""
-    for cause in dict.fromkeys(causes.values()):
-        names = (called(unit) for unit, why in causes.items() if why == cause)
-        yield few_of(names, ", "), printable(cause)
+    """Yield the first units of each cause, with the number of further ones, and the cause without
+    the unit's number."""
+    own = {unit: printable(why).replace(f"unit {unit}: ", "") for unit, why in causes.items()}
+    for cause in dict.fromkeys(own.values()):
+        yield few_of((called(unit) for unit, why in own.items() if why == cause), ", "), cause

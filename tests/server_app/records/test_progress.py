@@ -71,11 +71,12 @@ def test_a_cause_of_many_units_takes_one_line() -> None:
         "round 1: ended without unit 0, unit 1, unit 2 and 196 more: gone",
         "round 1: ended without unit 7: late",
     ]
-    units = UnitsEvaluation(dict.fromkeys(range(200), 0), many)
+    causes = {unit: f"DataError: unit {unit}: gone" for unit in many}
+    units = UnitsEvaluation(dict.fromkeys(range(200), 0), causes)
     assert [*evaluation_lines(units, CALLED)] == [
         "no evaluation on units: no unit sent results",
         f"no rows to evaluate on: {few}",
-        f"evaluated without {few}: gone",
+        f"evaluated without {few}: DataError: gone",
     ]
 
 
