@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from collapipe.errors import RoundFailedError
+from collapipe.errors import RoundFailedError, by_cause
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, KeepRequest
 from server_app.exclusions import causes
@@ -95,6 +95,6 @@ def _ask_in_turn(
 
 
 def _warn(places: Places, so: str, failures: Mapping[int, Failure]) -> None:
-    for unit, failure in failures.items():
-        called = places.called(unit)
-        _log.warning("%s: %s (%s: %s)", called, so, failure.kind, failure.message)
+    causes = {unit: f"{each.kind}: {each.message}" for unit, each in failures.items()}
+    for names, cause in by_cause(causes, places.called):
+        _log.warning("%s: %s (%s)", names, so, cause)

@@ -83,3 +83,12 @@ def test_evaluations_ask_a_silent_unit_less_often_and_count_separately() -> None
     ]
     units.end_round(5, {0: Failure(SILENT, "")})
     assert units.evaluation() == [2]
+
+
+def test_units_that_are_not_asked_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    units = RecordingUnits(0, 1, 2)
+    for _ in range(3):
+        caplog.clear()
+        units.checkpoint()
+    (line,) = caplog.messages
+    assert line.startswith("unit 0, unit 1, unit 2: the checkpoint has its state of the previous")
