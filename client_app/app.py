@@ -107,7 +107,10 @@ def frozen(message: Message, context: Context) -> RecordDict:
 def keep(message: Message, context: Context) -> RecordDict:
     """Return the unit's state between rounds for a checkpoint. If updates are masked, this excludes
     state that depends on gradients, such as the optimiser's."""
-    masked = node.settings_of(context).privacy.secure_aggregation
+    settings = node.settings_of(context)
+    if not settings.federation.checkpoint_every:  # a lying server would receive gradients' moments
+        raise WireError("was asked for a checkpoint, but federation.checkpoint_every=0")
+    masked = settings.privacy.secure_aggregation
     names, kept = messages.NOT_TRAINED if masked else messages.KEPT, node.kept_groups(context)
     return records.pack_groups({key: kept[key] for key in names if kept.get(key)})
 
@@ -227,6 +230,8 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     request = records.unpack(messages.EvaluateRequest, message.content)
     weights = records.unpack_record(message.content, "weights")
     settings = node.settings_of(context)
+    if not settings.evaluation.on_units:  # a lying server would learn figures of the unit's rows
+        raise WireError(f"was asked to evaluate, but evaluation.where={settings.evaluation.where}")
     use_threads(settings.pipeline.threads, settings.computing_at_once)
     with cancellable(request.timeout_s):
         unit = node.unit_of(context, settings)

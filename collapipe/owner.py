@@ -246,6 +246,8 @@ def _with_own(tree: Mapping[str, Any], owner: OwnerSection, folder: Path) -> dic
     data = {**_DEFAULTS, **chosen, **shared, "partitioner": None}
     task = {name: data[name] if name in _OF_TASKS else each for name, each in tree["task"].items()}
     own = {**on_machine(tree, owner, folder), "data": data, "task": task}
+    if tree["evaluation"].get("where") == "auto":  # the server's choice for a run without rows
+        own["evaluation"] = {**tree["evaluation"], "where": "server"}
     if "file" in tree["channel"]:  # the run's file has channels, the owner's has the uplink
         if owner.cluster is None:
             raise _refusal("channel", "needs an inventory, and the owner's file has no cluster")

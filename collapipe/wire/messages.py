@@ -107,7 +107,7 @@ class TrainRequest:
     clipping. ``arrived`` has the same meaning as in ``KeepRequest``.
     """
 
-    round: int
+    round: Count
     plan: ClusterPlan
     timeout_s: float
     link: LinkAddress | None

@@ -40,6 +40,8 @@ OPTIONS = (
     *TINY,
     "decoder.mode=control_unit",
     "federation.weighting=uniform",
+    "federation.checkpoint_every=1",
+    "optimizer.state=reset",
     "federation.max_update_norm=null",
     "privacy.clip_norm=1",
     "privacy.secure_aggregation=true",

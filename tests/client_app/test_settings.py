@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from federated import settings_of
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -12,7 +13,15 @@ from client_app.app import app
 from collapipe.plan import ClusterPlan
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
-from collapipe.wire.messages import Failure, LinkAddress, RowsRequest, Setup, TrainRequest
+from collapipe.wire.messages import (
+    EvaluateRequest,
+    Failure,
+    KeepRequest,
+    LinkAddress,
+    RowsRequest,
+    Setup,
+    TrainRequest,
+)
 
 
 def test_a_run_has_the_same_options_in_all_messages(tmp_path: Path) -> None:
@@ -51,3 +60,31 @@ def test_a_unit_that_has_the_head_sends_no_activations_to_a_lying_server(
     content = records.pack(request, weights=records.pack_tensors({}))
     reply = app(Message(content, 2, records.TRAIN), unit).content
     assert "link" in records.unpack(Failure, reply).message
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "option"),
+    [
+        (records.KEEP, KeepRequest(0), "federation.checkpoint_every=0"),
+        (records.EVALUATE, EvaluateRequest("validation", 60.0), "evaluation.where=server"),
+        (records.TRAIN, TrainRequest(0, ClusterPlan(0, (), 1, "gpipe"), 60.0, None), "round"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_unit_does_not_do_what_the_options_exclude(
+    tmp_path: Path, kind: str, message: object, option: str, owned: bool
+) -> None:
+    """A lying server asks for the optimiser's memory, for figures of its rows, or for steps before
+    the run. An owner's unit with rows does not evaluate either if the run leaves the choice to the
+    server."""
+    rows = tmp_path / "rows.csv"
+    rows.write_text("source,target\na,b\n")
+    setup = Setup(settings_of(tmp_path, []).text, Tokenizer.of_bytes().pack(), {})
+    own = {"partition-id": 0, **({"data": str(rows)} if owned else {})}
+    unit = Context(1, 2, own, records.pack(setup), {})  # type: ignore[arg-type]
+    unit.state["optimizer"] = records.pack_tensors({"embedding.weight/exp_avg": torch.ones(2)})
+    content = records.pack(message, weights=records.pack_tensors({}))
+    reply = app(Message(content, 2, kind), unit).content
+    assert [*reply] == [Failure.__name__]
+    assert option in records.unpack(Failure, reply).message
