@@ -116,6 +116,7 @@ def go_back(kept: KeptStore, message: Message, context: Context) -> None:
     if known:
         context.state.update(before)
     context.state.update(later)
+    kept.write(context.run_id, *records.unpack_kept(context.state))  # the last masked round, too
 
 
 def _has_failed(reply: Message) -> bool:

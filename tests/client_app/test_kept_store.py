@@ -11,7 +11,7 @@ from resumed import World, differing, outcome, tensors
 from client_app.answering import go_back
 from client_app.app import app
 from client_app.kept_store import KeptStore
-from collapipe.secure_aggregation.unit import UnitWithKeys
+from collapipe.secure_aggregation.unit import LastMasked, UnitWithKeys
 from collapipe.wire import records
 from collapipe.wire.kept_file import IN_NODE
 from collapipe.wire.messages import KeepRequest
@@ -105,6 +105,19 @@ def test_a_unit_without_the_expected_state_starts_afresh(tmp_path: Path) -> None
     go_back(store, Message(records.pack(KeepRequest(3)), 1, records.KEEP), context)
     assert records.unpack_kept(context.state) == (MESSAGES, {})
     assert records.take_stage(UnitWithKeys, context.state) == stage
+
+
+def test_a_unit_that_goes_back_and_restarts_knows_its_last_masked_round(tmp_path: Path) -> None:
+    """Otherwise a lying server could get two sums of one round."""
+    store = KeptStore(tmp_path)
+    for round_ in (1, 2):
+        texts = {"Trained": f'{{"round":{round_}}}', "LastMasked": f'{{"round":{round_}}}'}
+        store.write(7, MESSAGES | texts, GROUPS, after_round=True)
+    context = Context(7, 1, {}, records.pack_kept(*store.read(7)), {})
+    go_back(store, Message(records.pack(KeepRequest(1)), 1, records.KEEP), context)
+    restarted = records.pack_kept(*store.read(7))
+    assert records.trained_round(restarted) == 1
+    assert records.unpack(LastMasked, restarted) == LastMasked(2)
 
 
 MESSAGES = {"Setup": '{"tokenizer": "{}"}'}
