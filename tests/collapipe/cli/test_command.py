@@ -150,7 +150,10 @@ def test_bad_input_is_one_line_and_status_2(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["strategy.drift_weight=-1"], "strategy.drift_weight=-1.0: must be a number from 0 to 1e+18"),
+        (
+            ["strategy.drift_weight=-1"],
+            "strategy.drift_weight=-1.0: must be a number from 0 to 1e+18",
+        ),
         (["strategy=random", "strategy.num_scheduled=0"], "strategy.num_scheduled=0: must be at"),
         (
             ["strategy=dssra_paper", "strategy.drift=paper", "strategy.drift_weight=0"],
