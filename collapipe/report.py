@@ -17,9 +17,11 @@ START = "start"
 _MOST_DEVICES, _MOST_EVENTS = 1000, 100
 TRACED_STEPS = 100  # the first steps of a round
 _Sentence = Annotated[str, Field(max_length=600)]
-_Times = tuple[float, float, float, float]
 Count = Annotated[int, Field(ge=0)]
-_Error = Annotated[float, Field(ge=0, lt=1e18)]
+# Figures of units. Larger ones would make the run's files unreadable for all.
+_Figure = Annotated[float, Field(ge=0, lt=1e18)]
+_Time = Annotated[float, Field(gt=-1e18, lt=1e18)]
+_Times = tuple[_Time, _Time, _Time, _Time]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,8 @@ class RoundingErrors:
     They are of rounded activations and uploads; absent precisions were not measured.
     """
 
-    activation: Mapping[Precision, _Error] = field(default_factory=dict)
-    upload: Mapping[Precision, _Error] = field(default_factory=dict)
+    activation: Mapping[Precision, _Figure] = field(default_factory=dict)
+    upload: Mapping[Precision, _Figure] = field(default_factory=dict)
 
     def updated(self, measured: "RoundingErrors") -> "RoundingErrors":
         """Replace values by newer measurements; float32 stays exact, whatever a unit reports."""
@@ -73,16 +75,16 @@ class DeviceReport:
     """
 
     name: Annotated[str, Field(max_length=64)]
-    blocks: Count
-    chunk_s: Amount
-    compute_s: Amount
-    wait_s: Amount
-    send_s: Amount
-    span_s: Amount
-    sent_bytes: Amount
-    peak_bytes: Amount
-    control_unit_wait_s: Amount = 0.0
-    send_alone_s: Amount = 0.0
+    blocks: Annotated[int, Field(ge=0, lt=2**31)]
+    chunk_s: _Figure
+    compute_s: _Figure
+    wait_s: _Figure
+    send_s: _Figure
+    span_s: _Figure
+    sent_bytes: _Figure
+    peak_bytes: _Figure
+    control_unit_wait_s: _Figure = 0.0
+    send_alone_s: _Figure = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class DeviceTrace:
     """
 
     name: Annotated[str, Field(max_length=64)]
-    error_s: Amount
+    error_s: _Figure
     steps: Annotated[
         tuple[Annotated[tuple[_Times, ...], Field(max_length=10_000)], ...],
         Field(max_length=TRACED_STEPS),

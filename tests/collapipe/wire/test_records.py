@@ -3,7 +3,7 @@
 import json
 import tracemalloc
 from collections import OrderedDict
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from collapipe.errors import WireError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
-from collapipe.report import ClusterReport
+from collapipe.report import ClusterReport, DeviceReport, DeviceTrace
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, EnergyBudget, Uplink
 from collapipe.wire import records
 from collapipe.wire.compression.codec import FLOAT32, restore
@@ -30,6 +30,7 @@ from collapipe.wire.messages import (
 
 PLAN = ClusterPlan(2, (SegmentPlan("a", Span(0, 1)), SegmentPlan("b", Span(1, 3))), 4, "gpipe")
 DEVICE = DeviceProfile("a", AffineLaw(1, 2, 3, 4), 5, EnergyBudget(6, AffineLaw(7, 8, 9, 10)))
+STATE = ClusterState(1, (DEVICE,), 5)
 TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor(3.5, dtype=torch.float64)}
 
 
@@ -91,6 +92,39 @@ def test_any_bytes_are_tensors_or_refused(data: bytes, place: int) -> None:
         records.unpack_tensors(record(sound[:place] + data + sound[place + len(data) :]))
     except WireError:
         return
+
+
+DEVICE_REPORT = DeviceReport("a", 1, 1.0, 1.0, 0.0, 0.0, 1.0, 8.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({each.name: 1e150} for each in fields(DeviceReport) if each.name[-2:] in ("_s", "es")),
+        {"blocks": 10**30},
+        {"blocks": 10**300},
+    ],
+    ids=repr,
+)
+def test_figures_of_devices_that_would_make_a_runs_files_unreadable_are_refused(
+    changed: dict[str, Any],
+) -> None:
+    """A run's files have whole numbers below 1e30, and others below 1e150."""
+    report = ClusterReport(1, (2.5,), 12, 99, devices=(replace(DEVICE_REPORT, **changed),))
+    with pytest.raises(WireError, match=rf"report.devices\[0\].{min(changed)}: must be below"):
+        records.unpack_reply(records.pack_reply(TrainReply(TENSORS, report, STATE)))
+
+
+@pytest.mark.parametrize("time", ["NaN", "Infinity", "1e308", "-1e308"])
+def test_times_of_traces_that_cannot_be_drawn_are_refused(time: str) -> None:
+    trace = DeviceTrace("a", 0.0, (((0.0, 1.0, 2.0, 3.0),),))
+    report = ClusterReport(1, (2.5,), 12, 99, traces=(trace,))
+    content = records.pack_reply(TrainReply(TENSORS, report, STATE))
+    assert records.unpack_reply(content).report == report
+    text = str(content["UnitReply"]["json"])
+    content["UnitReply"] = ConfigRecord({"json": text.replace("3.0]", f"{time}]")})
+    with pytest.raises(WireError, match=r"report.traces\[0\].steps"):
+        records.unpack_reply(content)
 
 
 @pytest.mark.parametrize("report", ["", "[1]", "{}", '{"unit": "x"}', '{"unit": 1, "losses": 3}'])
