@@ -25,7 +25,7 @@ from collapipe.state import (
     SharingLaw,
     Uplink,
 )
-from collapipe.state.limits import MOST_DEVICES, MOST_LAW
+from collapipe.state.limits import MOST_DECIBELS, MOST_DEVICES, MOST_LAW
 
 
 def _check_ends(value: object, validate: ValidatorFunctionWrapHandler) -> tuple[float, float]:
@@ -42,7 +42,7 @@ _ENDS = WrapValidator(_check_ends)
 Range = Annotated[tuple[Amount, Amount], _ENDS]
 PositiveRange = Annotated[tuple[Positive, Positive], _ENDS]
 SecondsRange = Annotated[tuple[Seconds, Seconds], _ENDS]
-Gain = Annotated[float, Field(ge=-180, le=180)]  # dB; an ``Uplink`` accepts no other gains
+Gain = Annotated[float, Field(ge=-MOST_DECIBELS, le=MOST_DECIBELS)]  # dB
 GainRange = Annotated[tuple[Gain, Gain], _ENDS]
 
 

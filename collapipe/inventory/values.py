@@ -9,11 +9,11 @@ from collapipe.credentials.addresses import host_and_port
 from collapipe.errors import ConfigError, is_printable
 from collapipe.inventory.yaml_file import Scalar, UnknownKeyError
 from collapipe.process.folders import in_home
+from collapipe.state.limits import MOST_DECIBELS
 from collapipe.validation import nearest
 
 MOST_BLOCKS = 10_000
 _LEAST, _MOST = 1e-18, 1e18  # of figures in SI units
-_MOST_DECIBELS = 180
 # In YAML 1.1 1e8 is a text. Forms that only Python or only YAML reads as numbers are refused.
 _NUMBER = re.compile(r"[-+]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -35,8 +35,8 @@ def _number(given: object) -> float:
 
 
 def _decibels(value: float) -> float:
-    if abs(value) > _MOST_DECIBELS:
-        most = f"{_MOST_DECIBELS} dB"
+    if abs(value) > MOST_DECIBELS:
+        most = f"{MOST_DECIBELS} dB"
         raise ValueError(f"must be from -{most} to {most}; are these decibels?")
     return value
 

@@ -9,6 +9,7 @@ import numpy as np
 from collapipe.errors import ConfigError, one_line
 
 MOST, MOST_LAW = 1e18, 1e6
+MOST_DECIBELS = 180  # of ``MOST``
 ROUNDING = 1e-12  # of a limit for exactly n blocks or rows, which must not lose one by rounding
 MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 MOST_NAME = 64  # characters of a device's name, which is printed
