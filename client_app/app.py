@@ -69,6 +69,7 @@ def rows(message: Message, context: Context) -> RecordDict:
     """Summarise the unit's training rows for the server."""
     request = records.unpack(messages.RowsRequest, message.content)
     settings = node.received(request.settings, context)
+    context.state.update(records.pack(request))
     report = report_rows(settings, node.number_of(context), request.words)
     return records.pack(replace(report, name=owner.name_of(context.node_config)))
 

@@ -54,9 +54,11 @@ def settings_of(context: Context) -> Settings:
 
 def received(text: str, context: Context) -> Settings:
     """Return the settings in the server's message. Raises ``WireError`` if they differ from those
-    that ``state`` has stored."""
-    if messages.Setup.__name__ in context.state and setup_of(context).settings != text:
-        raise WireError("the run's options have changed; a run has the same options in all rounds")
+    that ``rows`` or ``state`` has stored."""
+    kind: type[messages.RowsRequest | messages.Setup]
+    for kind in (messages.RowsRequest, messages.Setup):
+        if kind.__name__ in context.state and records.unpack(kind, context.state).settings != text:
+            raise WireError("the run's options have changed; a run has the same in all rounds")
     settings = owner.load_settings(text, context.node_config)
     checked_account(context, settings)
     return settings

@@ -33,6 +33,7 @@ from collapipe.wire.messages import (
     EvaluateReply,
     Failure,
     KeepRequest,
+    RowsRequest,
     Setup,
     StateReply,
     Trained,
@@ -58,7 +59,7 @@ MASKED = "masked"  # the one tensor of an upload that is masked
 _STAGES = UnitWithKeys, UnitWithShares, MaskedUnit, UnitWithSurvivors
 _taken = set[bytes]()  # digests of the stages that this process has used
 # Entries of a unit's state that are not results of its last round.
-OF_NO_ROUND = tuple(kind.__name__ for kind in (Setup, LastMasked, *_STAGES))
+OF_NO_ROUND = tuple(kind.__name__ for kind in (RowsRequest, Setup, LastMasked, *_STAGES))
 # Bound of a reply's JSON without its steps: 128 devices, 20,000 channels and events fit.
 REPLY_BYTES = 2**20
 WEIGHTS, HEAD_STATE, COUNTS = "weights", "head_state", "counts"  # arrays of replies

@@ -36,6 +36,8 @@ def test_a_run_has_the_same_options_in_all_messages(tmp_path: Path) -> None:
 
     assert "has no setup" in failure(records.KEEP, Setup(texts[0], packed, {}))
     assert not failure(records.ROWS, RowsRequest(texts[0], words=False))
+    assert "options have changed" in failure(records.ROWS, RowsRequest(texts[1], words=True))
+    assert "options have changed" in failure(records.STATE, Setup(texts[1], packed, {}))
     for _ in range(2):  # a unit may be asked again
         assert not failure(records.STATE, Setup(texts[0], packed, {}))
     kept = dict(unit.state)
