@@ -62,12 +62,15 @@ class OptimizerSettings:
     state: Literal["keep", "reset"]
 
     def rate(self, step: int, total_steps: int) -> float:
-        """Return the learning rate η of global step ``step`` (from 0) of ``total_steps``."""
+        """Return the learning rate η of global step ``step`` (from 0) of ``total_steps``.
+
+        A linear decay stays at 0 from ``total_steps`` on; below 0, steps would unlearn their rows.
+        """
         warmup = self.warmup_steps
         if step < warmup:
             return self.lr * (step + 1) / warmup
         if self.decay == "linear":
-            return self.lr * (total_steps - step) / max(1, total_steps - warmup)
+            return self.lr * max(0, total_steps - step) / max(1, total_steps - warmup)
         if self.decay == "inverse_sqrt":
             return self.lr * math.sqrt(max(1, warmup) / (step + 1))
         return self.lr

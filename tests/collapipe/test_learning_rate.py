@@ -18,6 +18,7 @@ def test_a_linear_decay_falls_in_equal_steps_to_0_after_the_last_one(warmup_step
     expected = [0.5 * (25 - step) / (25 - warmup_steps) for step in range(warmup_steps, 25)]
     assert [settings.rate(step, 25) for step in range(warmup_steps, 25)] == pytest.approx(expected)
     assert settings.rate(warmup_steps, 25) == pytest.approx(0.5)
+    assert {settings.rate(step, 25) for step in range(25, 60)} == {0.0}
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 5])
