@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from client_app import node
 from client_app.arrival import message_taken
 from client_app.control_unit import activation_memory
-from client_app.round import RoundInputs, run_round
+from client_app.round import MaskInputs, RoundInputs, run_round
 from collapipe import owner
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.process import cancellation
@@ -205,7 +205,7 @@ def train(message: Message, context: Context) -> RecordDict:
         head_state = {}  # one from a lying server could make other units' updates vanish
         stage = records.take_stage(UnitWithShares, context.state)
         terms = records.masked_terms(node.setup_of(context), request.clip_norm, weights)
-        masks = stage, records.unpack(MaskRequest, message.content), terms
+        masks = MaskInputs(stage, records.unpack(MaskRequest, message.content), terms)
     use_threads(settings.pipeline.threads, settings.computing_at_once)
     with cancellable(request.timeout_s):
         unit = node.unit_of(context, settings)

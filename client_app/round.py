@@ -32,6 +32,16 @@ from collapipe.wire.records import MASKED
 
 
 @dataclass(frozen=True, slots=True)
+class MaskInputs:
+    """The secrets and the request that mask an update, and the digest ``terms`` of what the unit
+    received, which the masks of the others must share."""
+
+    stage: UnitWithShares
+    request: MaskRequest
+    terms: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class RoundInputs:
     """The inputs of a unit's round, from the server and from the unit's state."""
 
@@ -40,8 +50,7 @@ class RoundInputs:
     fixed: FrozenParts
     head_state: Tensors  # of the optimiser of a head that trained elsewhere in the last round
     kept: Mapping[str, Tensors]  # the unit's state after its last round, by group
-    # secrets, shares and terms that mask the update; None if it is not masked
-    masks: tuple[UnitWithShares, MaskRequest, bytes] | None = None
+    masks: MaskInputs | None = None  # None: the update is not masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +194,7 @@ def _sent(
     """Return the tensors that encode the weights ``end``, the residual of their rounding, and after
     a masked update the unit's secrets."""
     if inputs.masks is not None:
-        masked, vector = _masked_update(*inputs.masks, inputs.request, start, end, unit.settings)
+        masked, vector = _masked_update(inputs.masks, inputs.request, start, end, unit.settings)
         return vector, {}, masked
     precision = unit.settings.compression.of(inputs.request.plan.uplink).upload
     sent, residual = compress_update(start, end, inputs.kept.get(messages.RESIDUAL, {}), precision)
@@ -207,9 +216,7 @@ def _split_state(unit: ControlUnit, state: Tensors) -> tuple[Tensors | None, Ten
 
 
 def _masked_update(
-    stage: UnitWithShares,
-    shares: MaskRequest,
-    terms: bytes,
+    masks: MaskInputs,
     request: messages.TrainRequest,
     start: Tensors,
     end: Tensors,
@@ -226,11 +233,14 @@ def _masked_update(
         raise WireError("a masked update needs privacy.clip_norm, which the server did not send")
     changes = [end[name] - start[name] for name in sorted(end) if end[name].is_floating_point()]
     change = torch.cat([each.reshape(-1) for each in changes]).numpy()
-    how = settings.compression.upload, settings.privacy
-    quantiser = Quantiser.of(*how, change.size, request.clip_norm, stage.num_units)
+    stage, privacy = masks.stage, settings.privacy
+    quantiser = Quantiser.of(
+        settings.compression.upload, privacy, change.size, request.clip_norm, stage.num_units
+    )
     seed = derive(settings.seed, "rounding", stage.unit, request.round)
-    noise_seed = settings.privacy.noise_seed
-    noise = None if noise_seed is None else derive(noise_seed, "privacy", stage.unit, request.round)
+    noise = None
+    if privacy.noise_seed is not None:
+        noise = derive(privacy.noise_seed, "privacy", stage.unit, request.round)
     words = quantiser.quantise(change, np.random.default_rng(seed), noise)
-    masked = stage.mask(request.round, shares, words, terms)
+    masked = stage.mask(request.round, masks.request, words, masks.terms)
     return masked, {MASKED: torch.from_numpy(quantiser.pack(words))}

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 import client_app.app as handlers
 from client_app import node
 from client_app.app import app
+from client_app.round import RoundInputs
 from collapipe.config import load_overrides
 from collapipe.errors import WireError
 from collapipe.plan import ClusterPlan
@@ -209,11 +209,11 @@ WEIGHTS = {"weight": torch.ones(2)}
 
 
 @pytest.fixture
-def began(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def began(monkeypatch: pytest.MonkeyPatch) -> list[RoundInputs]:
     """Return the inputs of rounds, which do not train."""
-    inputs = list[Any]()
+    inputs = list[RoundInputs]()
 
-    def run_round(_: object, given: Any) -> None:
+    def run_round(_: object, given: RoundInputs) -> None:
         inputs.append(given)
         raise WireError("enough")
 
@@ -224,7 +224,10 @@ def began(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def terms(
-    began: list[Any], unit: Context, clip_norm: float = 1.0, weights: dict[str, Tensor] = WEIGHTS
+    began: list[RoundInputs],
+    unit: Context,
+    clip_norm: float = 1.0,
+    weights: dict[str, Tensor] = WEIGHTS,
 ) -> bytes:
     """Have the unit begin a masked round, and return the terms of its masks."""
     exchange = Exchange(3).share()
@@ -235,11 +238,12 @@ def terms(
     content.update(records.pack_head_state({"weight/exp_avg_sq": torch.full((2,), 1e30)}))
     ask(unit, records.TRAIN, content)
     assert not began[-1].head_state
-    return began[-1].masks[2]  # type: ignore[no-any-return]
+    assert began[-1].masks is not None
+    return began[-1].masks.terms
 
 
 def test_masks_depend_on_everything_by_which_a_server_could_have_updates_vanish(
-    unit: Context, began: list[Any]
+    unit: Context, began: list[RoundInputs]
 ) -> None:
     setup = records.unpack(Setup, unit.state)
     first = terms(began, unit)
