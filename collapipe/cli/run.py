@@ -244,11 +244,14 @@ def _run_local(settings: Settings, resume: str | None) -> None:
     # Imported here, because simulations run these apps in other processes.
     from client_app.app import app as client
     from collapipe.flower.inline_grid import InlineGrid
+    from collapipe.inventory.cluster import DeviceCluster
     from collapipe.process.torch_device import torch_for_a_run
     from server_app.training import train
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    with torch_for_a_run(), InlineGrid(client, settings.federation.num_units) as grid:
+    # Units mostly wait for real devices, so they need no core each.
+    cores = None if isinstance(settings.build("cluster"), DeviceCluster) else os.cpu_count()
+    with torch_for_a_run(), InlineGrid(client, settings.federation.num_units, cores) as grid:
         train(grid, settings, resume)
 
 

@@ -3,8 +3,10 @@
 import contextvars
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Self
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
@@ -26,6 +28,9 @@ _GRACE_S = 5.0  # time for cancelled units to reach their next action
 class InlineGrid(Grid):
     """Calls ``client_app`` for each node. A node keeps its state and handles one message at a time.
 
+    At most ``cores`` nodes work at once, which bounds the memory. Only the last 2 · ``cores`` of a
+    call all do, so that no core is idle while they end. None: all nodes work at once.
+
     Tensors of that state are in files, which are removed when the context ends. A node that has not
     answered before the timeout is cancelled: its work ends at the next action. If it ignores the
     cancellation, its daemon thread continues and the node stays busy.
@@ -33,11 +38,11 @@ class InlineGrid(Grid):
 
     run = Run.create_empty(_RUN_ID)
 
-    def __init__(self, client_app: ClientApp, num_nodes: int) -> None:
+    def __init__(self, client_app: ClientApp, num_nodes: int, cores: int | None = None) -> None:
         # Message() reads these; Flower sets them only in processes that it starts.
         TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
         TaskIdentity.node_id = _SERVER_NODE_ID
-        self._client_app = client_app
+        self._client_app, self._cores = client_app, cores or num_nodes
         self._kept = kept_file.new_folder()
         self._contexts = dict[int, Context]()  # by node
         for unit, node_id in enumerate(range(2, num_nodes + 2)):
@@ -71,11 +76,18 @@ class InlineGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Return the replies within ``timeout`` seconds; the other nodes are cancelled."""
-        replies = list[Future[Message]]()
+        waiting, replies = deque(messages), list[Future[Message]]()
+        deadline = None if timeout is None else time.monotonic() + timeout
         with cancellable() as scope:
             try:
-                replies.extend(map(self._start, messages))
-                wait(replies, timeout)
+                while waiting:
+                    working = [reply for reply in replies if not reply.done()]
+                    last = len(waiting) + len(working) <= 2 * self._cores
+                    if last or len(working) < self._cores:
+                        replies.append(self._start(waiting.popleft()))
+                    elif not wait(working, _left_s(deadline), FIRST_COMPLETED).done:
+                        break
+                wait(replies, _left_s(deadline))
             finally:
                 late = [reply for reply in replies if not reply.done()]
                 scope.cancel()
@@ -107,6 +119,10 @@ class InlineGrid(Grid):
             answer = Message(Error(_APP_ERROR, _reason(error)), reply_to=message)
         self._busy.remove(node_id)
         reply.set_result(answer)
+
+
+def _left_s(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _reason(error: BaseException) -> str:
