@@ -259,7 +259,7 @@ class CollaPipeStrategy:
             )
 
     def _check_rate(self, name: str, round_: int) -> None:
-        """Raise ``ConfigError`` if the learning rate would be below 0, which unlearns the rows."""
+        """Raise ``ConfigError`` for a round in which a linear decay leaves nothing to train."""
         rounds = self._settings.federation.rounds
         if self._settings.optimizer.decay == "linear" and round_ > rounds:
             raise ConfigError(
