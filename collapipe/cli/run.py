@@ -249,8 +249,9 @@ def _run_local(settings: Settings, resume: str | None) -> None:
     from server_app.training import train
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    # Units mostly wait for real devices, so they need no core each.
-    cores = None if isinstance(settings.build("cluster"), DeviceCluster) else os.cpu_count()
+    # Real devices compute elsewhere; units that share a head should take steps in parallel.
+    real = isinstance(settings.build("cluster"), DeviceCluster)
+    cores = None if real or settings.decoder.mode == "shared" else os.cpu_count()
     with torch_for_a_run(), InlineGrid(client, settings.federation.num_units, cores) as grid:
         train(grid, settings, resume)
 

@@ -124,7 +124,8 @@ def _unprotected(settings: Settings) -> Iterator[str]:
     if settings.server_has_heads:
         yield (
             f"{clipped}: with decoder.mode={settings.decoder.mode} units send activations and "
-            "targets, which neither clipping nor noise covers; set decoder.mode=control_unit"
+            "targets, which neither clipping nor noise covers; set decoder.mode=control_unit, or "
+            "begin with privacy=private, which sets all that clipping needs"
         )
     if not settings.framework.aggregate:
         yield (
