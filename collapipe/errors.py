@@ -173,6 +173,15 @@ def one_line(text: object) -> str:
     return line if len(line) <= _MOST else f"{line[:_MOST]} …"
 
 
+def written(value: object) -> str:
+    """Return an option's value in one line, as YAML and command lines write it."""
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else one_line("null" if value is None else value)
+    )
+
+
 def cause_of(error: Exception) -> str:
     """Return an error's message in one line, that of an ``OSError`` without its number and path."""
     return (isinstance(error, OSError) and error.strerror) or one_line(error)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, one_line, written
 
 T = TypeVar("T")
 _LAX = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, extra="forbid")
@@ -83,9 +83,9 @@ def checked(option: str, annotation: Any, value: object) -> Any:
             raise option_error(option, error) from error
         first, *more = map(rule, error.errors(include_url=False))  # of each kind that is allowed
         rules = " or ".join([first, *(each.removeprefix("must be ") for each in more)])
-        raise ConfigError(f"{option}={one_line(value)}: {rules}") from error
+        raise ConfigError(f"{option}={written(value)}: {rules}") from error
     if isinstance(value, bool) and not isinstance(result, bool):
-        raise ConfigError(f"{option}={value}: must be a number")
+        raise ConfigError(f"{option}={written(value)}: must be a number")
     return result
 
 
@@ -171,4 +171,4 @@ def option_error(option: str, errors: ValidationError) -> ConfigError:
         return ConfigError(f"unknown option {where}")
     if fault["type"] == "missing":
         return ConfigError(f"{where}: {rule(fault)}")
-    return ConfigError(f"{where}={one_line(fault['input'])}: {rule(fault)}")
+    return ConfigError(f"{where}={written(fault['input'])}: {rule(fault)}")

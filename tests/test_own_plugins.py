@@ -201,7 +201,7 @@ def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: P
         ("select(range(4)), ", "select([]), ", "the split validation has no rows"),
         ("return Score(", "return (", "task: Reverse.score returned tuple, expected Score"),
         ('"exact", ', '"exact", np.nan * ', r"Reverse\.score\.value=nan: must be a finite number"),
-        ('Score("exact"', "Score(None", r"task: Reverse\.score\.name=None: must be a text"),
+        ('Score("exact"', "Score(None", r"task: Reverse\.score\.name=null: must be a text"),
         (
             "IGNORED))",
             "IGNORED).float())",

@@ -21,7 +21,7 @@ from collapipe.config.resolved import Resolved, parsed
 from collapipe.config.settings import Settings as Settings
 from collapipe.config.settings import check_members
 from collapipe.config.trust import read_saved
-from collapipe.errors import ConfigError, faults_of
+from collapipe.errors import ConfigError, faults_of, written
 from collapipe.sections import Count, DataSettings, LoraSettings
 from collapipe.validation import checked, typed
 
@@ -133,7 +133,9 @@ def _settings(resolved: Resolved) -> Settings:
 def _section(tree: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
     section = tree.get(name)
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{name}={section}: must be a section; set its options, {name}.OPTION=…")
+        raise ConfigError(
+            f"{name}={written(section)}: must be a section; set its options, {name}.OPTION=…"
+        )
     values = dict(section)
     if name == "data":
         values.pop("partitioner", None)  # a plug-in

@@ -21,7 +21,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from collapipe.config.overrides import parse, swept
 from collapipe.config.resolved import Resolved, check_values, value_at
 from collapipe.config.settings import CONF
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, one_line, written
 from collapipe.process.folders import in_home
 from collapipe.validation import nearest
 
@@ -223,7 +223,7 @@ def check_choices(override: Override) -> None:
     deletes = override.is_delete() and value is None
     if group not in GROUPS or isinstance(value, dict) or deletes:
         return
-    for choice in map(str, value if isinstance(value, list) else [value]):
+    for choice in map(written, value if isinstance(value, list) else [value]):
         if not (CONF / group / f"{choice}.yaml").is_file():
             files = *(CONF / group).glob("*.yaml"), *(OWN / group).glob("*.yaml")
             known = sorted({path.stem for path in files})

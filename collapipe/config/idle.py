@@ -12,6 +12,7 @@ from typing import Any
 from collapipe.config.resolved import value_at
 from collapipe.config.settings import Settings
 from collapipe.config.trust import PLUGINS
+from collapipe.errors import written
 from collapipe.sections import LoraSettings
 
 _PLUG_INS = "channel", "cluster", "environment", "model", "strategy", "task"
@@ -49,7 +50,7 @@ def idle_options(settings: Settings) -> Iterator[str]:
     for option, default, why in chain(*of_sections):
         value = value_at(settings.tree, option)
         if value != default:
-            yield f"{option}={value}: {why}; set {option}={_as_yaml(default)}"
+            yield f"{option}={written(value)}: {why}; set {option}={written(default)}"
     yield from _of_data(settings)
     given = settings.tree["model"].get("config") or {}
     for name in sorted(_OF_TOKENIZER & given.keys()):
@@ -164,10 +165,4 @@ def _of_data(settings: Settings) -> Iterator[str]:
             why = "belongs to data.name, which is not set"
         else:
             why = f"task={task.name} makes no use of it"
-        yield f"data.{name}={value}: {why}; set data.{name}={_as_yaml(field.default)}"
-
-
-def _as_yaml(default: Any) -> Any:
-    if default is None:
-        return "null"
-    return str(default).lower() if isinstance(default, bool) else default
+        yield f"data.{name}={written(value)}: {why}; set data.{name}={written(field.default)}"

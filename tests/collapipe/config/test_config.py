@@ -113,10 +113,10 @@ def test_overrides_that_hydra_refuses_are_one_line_errors(bad: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["link=null"], r"^link=None: must be a section; set its options, link\.OPTION=…$"),
+        (["link=null"], r"^link=null: must be a section; set its options, link\.OPTION=…$"),
         (["decoder=3"], r"^decoder=3: must be a section"),
-        (["~batch_size"], r"^batch_size=None: must be a whole number"),
-        (["~tracking"], r"^tracking=None: must be a section"),
+        (["~batch_size"], r"^batch_size=null: must be a whole number"),
+        (["~tracking"], r"^tracking=null: must be a section"),
         (["~environment"], r"^environment: has no _target_; choose one of the files in conf/"),
         (["hydra.run.dir=${nowhere}"], r"^hydra\.run\.dir: Interpolation key 'nowhere' not found"),
         (["hydra.searchpath=[pkg://os]"], r"^unknown option hydra\.searchpath"),

@@ -41,7 +41,7 @@ def test_the_configuration_that_a_run_saves_is_read(tmp_path: Path) -> None:
         ("", r"not a saved configuration \(task\._target_ is missing\)"),
         (OWN.replace("  max_length: 32\n", ""), "task.max_length: is missing; set it"),
         ("# CollaPipe 9.8\n" + OWN.replace("link:", "link:\n  odd: 1"), "of CollaPipe 9.8: "),
-        (OWN.replace("evaluation:\n  where: auto\n", ""), "evaluation=None: must be a section"),
+        (OWN.replace("evaluation:\n  where: auto\n", ""), "evaluation=null: must be a section"),
     ],
 )
 def test_configurations_that_no_run_saves_are_one_line_errors(
