@@ -319,13 +319,15 @@ def test_a_very_long_name_does_not_make_a_very_large_page(run: Path, command: Co
     assert Path(out.strip()).stat().st_size < 200_000
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 2.0])
 def test_a_ratio_is_drawn_only_if_modelled_delays_differ(
-    run: Path, report: Callable[..., Page]
+    run: Path, report: Callable[..., Page], delay_s: float
 ) -> None:
-    lines = [{**line, "cost": {**line["cost"], "delay_s": 2.0}} for line in made_lines(20)]
+    lines = [{**line, "cost": {**line["cost"], "delay_s": delay_s}} for line in made_lines(20)]
     write_lines(run, lines)
     page = report(run)
-    assert "times the modelled delay (median of rounds)" in page.text
+    assert ("times the modelled delay (median of rounds)" in page.text) is (delay_s > 0)
+    assert "Measured time of each round" in page.texts
     assert "Measured against modelled" not in page.texts
 
 
