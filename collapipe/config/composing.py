@@ -239,6 +239,8 @@ def _check_option(override: Override, known: AbstractSet[str]) -> AbstractSet[st
     if override.is_add() or override.is_force_add():
         return known | {name, *(f"{name}.{each}" for each in names_in(override.value()))}
     check_name(name, known)
+    if name.startswith("hydra.") and override.value() is None:
+        raise ConfigError(f"{override.input_line}: must name a folder; . is the current one")
     return known
 
 

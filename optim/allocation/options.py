@@ -208,7 +208,8 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
     bits, payable = float(pairs.paid_bits[at]), uplink.energy_j / joule_per_bit
     offered, most = uplink.payloads, problem.largest_error
     sent = uplink.sending(_payload(uplink, payload))
-    ways = _payable(sent, bits, payable, bool(offered)) + "or raise energy_j"
+    fewer = _payable(sent, bits, payable, bool(offered)) if payable >= 1 else ""
+    ways = f"{fewer}or raise energy_j" if fewer else "raise energy_j"
     if any(each.gradient_error > most for each in offered):
         ways += f", or error_budget={most:g}, which forbids fewer bits"
     return (

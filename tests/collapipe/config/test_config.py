@@ -121,6 +121,8 @@ def test_overrides_that_hydra_refuses_are_one_line_errors(bad: str) -> None:
         (["hydra.run.dir=${nowhere}"], r"^hydra\.run\.dir: Interpolation key 'nowhere' not found"),
         (["hydra.searchpath=[pkg://os]"], r"^unknown option hydra\.searchpath"),
         (["hydra.run.dir="], r"^hydra\.run\.dir=: must name a folder"),
+        (["hydra.run.dir=null"], r"^hydra\.run\.dir=null: must name a folder"),
+        (["~hydra.run.dir"], r"^~hydra\.run\.dir: must name a folder"),
         (["hydra.verbose=true"], r"^unknown option hydra\.verbose"),
         (
             ["cluster.file=mine.yaml"],
