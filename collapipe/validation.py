@@ -40,10 +40,15 @@ _RULES = {  # beginning of pydantic's name of an error → text
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``; nearest: X`` for a similar name, or the same name in another section; else ""."""
-    names = [option for option in known if not name.startswith(f"{option}.")]
+    names = sorted((each for each in known if not name.startswith(f"{each}.")), key=len)
     last = name.rsplit(".", 1)[-1]
-    same = sorted((each for each in names if each.rsplit(".", 1)[-1] == last), key=len)
-    near = same[:1] or difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)
+    ends = {each: each.rsplit(".", 1)[-1] for each in names}
+    same = [each for each, end in ends.items() if end == last]
+    section = {end: each for each, end in ends.items() if each == name.removesuffix(last) + end}
+    close = difflib.get_close_matches(last, section, n=1, cutoff=_NEAR)
+    close = close or [end for end in section if last in end.split("_")]
+    far = [] if section else difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)
+    near = same or [section[end] for end in close] or far
     return f"; nearest: {near[0]}" if near else ""
 
 

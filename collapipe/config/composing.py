@@ -258,9 +258,10 @@ def check_name(name: str, known: AbstractSet[str]) -> None:
         plugins = [each.removesuffix("_target_") for each in known if each.endswith("._target_")]
         own = f"; an option of your own class is added: +{name}=…"
         adding = own if name.startswith(tuple(plugins)) else ""
-        near = nearest(name, sorted(known)) + adding
-        sections = sorted(each for each in known if "." not in each)
-        raise ConfigError(f"unknown option {name}{near or '; known: ' + ', '.join(sections)}")
+        top = sorted(each for each in known if "." not in each)
+        places = [each for each in known if each.rpartition(".")[0] == name.rpartition(".")[0]]
+        near = nearest(name, sorted(known)) or f"; known: {', '.join(sorted(places) or top)}"
+        raise ConfigError(f"unknown option {one_line(name)}{near}{adding}")
 
 
 def _choices_with(group: str, option: str) -> list[str]:

@@ -140,6 +140,7 @@ def test_a_file_chooses_groups_and_sets_options(own: Path) -> None:
         ("[1]", "must be options"),
         ("a: [", "cannot be read"),
         ("federation: 3", "federation: must be options"),
+        ("w" * 999, "ww …; known: adapter"),
         ("hydra: {searchpath: [pkg://os]}", "hydra: must be options"),
     ],
 )

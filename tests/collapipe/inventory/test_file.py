@@ -293,6 +293,7 @@ def test_a_file_that_is_not_an_inventory_is_refused(
         ("interference_w: 0.07", "interference_w: 0", "interference_w=0: must be above 0"),
         ("-170", "170000", "noise_dbm_per_hz=170000: must be from -180 dB to 180 dB"),
         ("    uplink", "    uplinc", "clusters[0].uplinc: unknown key; nearest: uplink"),
+        ("noise_dbm_per_hz", "noise", "noise=-170: unknown key; nearest: noise_dbm_per_hz"),
         (
             "channels:",
             "round: {drift: gama}\nchannels:",
