@@ -12,7 +12,7 @@ from collapipe.config.trust import check_plugins
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import ConfigError, faults_of, one_line
 from collapipe.runs.confirmation import check_confirmed
-from collapipe.runs.folder import check_plain, read_overrides
+from collapipe.runs.folder import check_plain, check_there, read_overrides
 from server_app.checkpoints.resumption import check_resumable, load_checkpoint
 
 _REFERENCE = re.compile(r"\$\\*\{")  # also with backslashes that the parser will remove
@@ -27,6 +27,7 @@ def resume_run(
     or started.
     """
     quieten()
+    check_there(run_dir, run_dir / "overrides.json")  # else links of any folder would be refused
     check_plain(run_dir)
     if folders := [each for each in overrides if each.startswith("hydra.")]:
         raise ConfigError(f"{folders[0]}: has no effect; a resumed run stays in {run_dir}")

@@ -306,6 +306,11 @@ def test_a_changed_number_of_rounds_with_linear_decay_is_a_warning(
     ]
 
 
+def test_a_folder_without_a_run_is_not_searched_for_links(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert f"{tmp_path}: not the folder of a run" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize(
     "name",
     [
