@@ -30,7 +30,7 @@ def read_conversations(flat: Dataset, names: Mapping[str, str], where: str) -> D
         raise DataError(
             f"{where}: there is no column {whole!r}, and not both {pair[0]!r} and {pair[1]!r}, but "
             f"{', '.join(map(repr, there))}; set data.messages_column, or data.prompt_column and "
-            "data.completion_column",
+            "data.completion_column for the run",
             "its rows have no column of messages, or of prompts and completions",
         )
     found = list[list[Message]]()

@@ -134,7 +134,7 @@ def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
                 )
             raise DataError(
                 f"{where}: there is no column {name!r}, but {there}{more}; "
-                f"set data.{column}_column, or rename the column",
+                f"rename the column, or set data.{column}_column for the run",
                 f"its rows have no column that data.{column}_column names",
             )
     read = {column: _read(flat, column, name, where) for column, name in names.items()}

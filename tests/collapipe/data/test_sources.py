@@ -156,7 +156,11 @@ def test_a_changed_file_is_read_again(
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.csv", "good film,1\nbad film,0\n", ["no column 'text', but 'good film', '1'"]),
+        (
+            "a.csv",
+            "good film,1\nbad film,0\n",
+            ["no column 'text', but 'good film', '1'", "for the run"],
+        ),
         ("a.csv", "text,label\na,1\n,0\n", ["'text', row 2", "empty"]),
         ("a.csv", "text,label\na,1\nb\n", ["'label', row 2", "empty"]),
         ("a.csv", "text,label\na, b,1\n", ["row 1", "3 cells", "2"]),
