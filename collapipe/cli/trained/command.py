@@ -80,7 +80,7 @@ def audit(
         Option(
             min=1,
             max=10_000,
-            help="Validation rows to attack. Fewer take hardly less time: fits on public rows do.",
+            help="Validation rows to attack; fewer hardly save time.",
         ),
     ] = 100,
     trust: Trust = None,
