@@ -47,7 +47,8 @@ def request(
     print(f"fingerprint  {fingerprint(credentials.request(folder, name).public_key)}")
     print(f"request      {folder / REQUEST}")
     print(
-        "next         bring it to the authority: collapipe credentials sign AUTHORITY request.pem"
+        "next         bring it to the authority (of a federation: add --role unit): collapipe "
+        "credentials sign AUTHORITY request.pem"
     )
 
 

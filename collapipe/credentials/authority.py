@@ -97,9 +97,10 @@ class AuthorityFolder:
             same = same_key, member.name == request.name
             if state in _USABLE and any(same) and not (all(same) and member.role == role):
                 here, then = quote(str(self._folder)), ", then make a new key" if same_key else ""
+                renew = f"renew it with --role {member.role}, or " if all(same) else ""
                 raise ConfigError(
                     f"{role} {request.name}: {member} has a valid certificate with this name or "
-                    f"key; revoke it first{then}: collapipe credentials revoke {here} "
+                    f"key; {renew}revoke it first{then}: collapipe credentials revoke {here} "
                     f"{member.serial:x}"
                 )
 

@@ -245,7 +245,10 @@ def test_a_name_or_a_key_of_another_member_is_refused(
     assert "revoke it first" in refused("add", "farm", "jetson", "--output", "trial")
     done("request", "jetson", "--name", "renamed")
     error = refused("sign", "farm", "jetson/request.pem", "--yes")
-    assert "revoke it first, then make a new key" in error  # a revoked one is never signed again
+    assert "key; revoke it first, then make a new key" in error  # a revoked one is never signed
+    done("request", "farm/control-unit", "--name", "control-unit")
+    error = refused("sign", "farm", "farm/control-unit/request.pem", "--yes")
+    assert "renew it with --role control-unit, or revoke it first" in error
 
 
 def test_no_file_is_overwritten(done: Credentials, refused: Credentials, desk: Path) -> None:
