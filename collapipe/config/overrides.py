@@ -55,6 +55,9 @@ def _parsed(text: str) -> Override:
         if not equals:
             key = text.strip() or "KEY"
             raise ConfigError(f"{text!r}: not an override KEY=VALUE; write {key}=VALUE") from error
+        if "," in name:
+            dotted = f"{name.replace(',', '.')}={value}"
+            raise ConfigError(f"{text}: has a comma in the name; write {dotted}") from error
         if value.rstrip().endswith(","):
             raise ConfigError(f"{text}: ends in a comma; write KEY=V1,V2 without blanks") from error
         cause = f"{text[:_MOST_SHOWN]}: not an override KEY=VALUE: {one_line(error)}"

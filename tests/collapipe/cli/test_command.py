@@ -65,6 +65,7 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["nonsense"], "'nonsense': not an override KEY=VALUE; write nonsense=VALUE"),
         ([" "], "' ': not an override KEY=VALUE; write KEY=VALUE"),
         (["=3"], "=3: has no name; write KEY=VALUE"),
+        (["data,root=a"], "data,root=a: has a comma in the name; write data.root=a"),
         (["seed.=3"], "seed.=3: not an override KEY=VALUE: "),
         (["pipeline.num_segments=7", "cluster.num_devices=8"], "more than model.num_blocks=6"),
         (["pipeline.num_segments=4"], "more than cluster.num_devices=3"),
