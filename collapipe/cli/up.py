@@ -26,8 +26,8 @@ from collapipe.runs.confirmation import started_by
 
 _READY = ": ready on "
 _HEADER = (
-    "# Daemons of `collapipe up` on this machine. Speeds and rates are assumed alike, not\n"
-    "# measured: `collapipe device measure` measures them. The model is a run's without options.\n"
+    "# Daemons of `collapipe up` on this machine. The model is a run's without options. Assumed\n"
+    "# flops_per_s and d2d_rate_bps: `collapipe device measure FILE --write` replaces them.\n"
 )
 _POLL_S, _LOOK_S, _END_S = 0.1, 1.0, 20.0
 
