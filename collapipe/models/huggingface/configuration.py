@@ -15,7 +15,7 @@ from typing import Any
 
 import transformers
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, is_offline_mode
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import cached_file
@@ -261,7 +261,9 @@ def hub_silence(name: str) -> str:
         except HfHubHTTPError as error:
             failed = error.response.status_code >= 500
             problem = f"{constants.ENDPOINT} answered {one_line(error)}" if failed else ""
-        except Exception as error:  # network errors, or a name that cannot be an id
+        except HFValidationError:
+            problem = "there is no such folder"  # nor can it be an id of the hub
+        except Exception as error:  # network errors
             problem = f"{constants.ENDPOINT} cannot be asked: {one_line(error)}"
 
     thread = threading.Thread(target=ask, daemon=True)  # name resolution may ignore the timeout

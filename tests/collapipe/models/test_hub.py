@@ -69,3 +69,12 @@ def test_without_a_network_the_cache_is_read(
     assert configuration.config_fields("somebody/bert").items() >= trees["config"].items()
     assert pretrained_tokenizer("somebody/bert").encode(["a hen"]) == own.encode(["a hen"])
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("ask", [read, pretrained_tokenizer])
+def test_a_path_without_a_folder_is_no_complaint_about_the_hub(
+    ask: Callable[[str], object], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="there is no such folder") as caught:
+        ask(str(tmp_path / "nosuch"))
+    assert "Repo id" not in str(caught.value)
