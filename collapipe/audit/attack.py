@@ -196,7 +196,7 @@ def _targets(settings: Settings) -> str:
     least, words = settings.data.tokenizer_min_rows, ""
     if sends_words(settings):
         words = f"word of at least {least} rows and each " if least > 1 else "word and each "
-    counts = f"At the start units tell how often each {words}label occurs in their rows."
+    counts = f"At the start units report how often each {words}label, if any, occurs in their rows."
     if not settings.server_has_heads:
         return f"No target is sent. {counts}"
     named = _TEXTS.get(settings.task.heads[0], "the target texts")

@@ -125,7 +125,7 @@ def test_an_audit_is_written_printed_reported_and_reproducible(
 def test_counts_that_units_report_are_named(options: list[str], words: str) -> None:
     """Units report words only if the run's tokeniser is made of them."""
     sentences = _targets(load_overrides(options))
-    assert f"units tell how often each {words}label occurs in their rows." in sentences
+    assert f"units report how often each {words}label, if any, occurs in their rows." in sentences
 
 
 def charts_of_recovery(page: Page) -> set[str]:
