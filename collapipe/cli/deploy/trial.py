@@ -12,10 +12,12 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.flower.commands import free_port
 from collapipe.process.folders import TemporaryFolder
+from collapipe.process.streams import complain
 from collapipe.runs.confirmation import started_by
 
 _NAMES = "berlin", "paris", "rome"  # the first units; the others are called unit-3, unit-4, …
 _HOST, _DAYS, _ROWS = "127.0.0.1", 30, 1000  # synthetic rows of a unit
+_LAST = 5  # lines of a unit's log
 _TEMPLATE_ROWS, _OWN_ROWS = "train.csv", "train.jsonl"
 
 
@@ -43,7 +45,11 @@ def trial(units: int, rows: Path | None, run: Sequence[str], program: Sequence[s
         stack.enter_context(started_by("deploy", "trial", *again))
         where = f"logs      {logs}/*.log"
         what = "the server and its units"
-        return run_or_wait(program, command, on_them, where, what, processes)
+        status = run_or_wait(program, command, on_them, where, what, processes)
+        for name in names if status == 1 else ():  # its log is removed
+            last = (logs / f"{name}.log").read_text().splitlines()[-_LAST:]
+            complain("\n".join([f"log of {name}:", *last]))
+        return status
 
 
 def _deal(file: Path | None, folder: ServerFolder, names: Sequence[str]) -> None:

@@ -58,6 +58,24 @@ def test_units_have_credentials_and_share_the_rows(
     assert not Path(commanded[0][-1]).exists()
 
 
+def test_a_failed_run_shows_the_units_logs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server reports only that a unit's log says more, and the trial removes the log."""
+
+    @contextmanager
+    def failed(_: object, commands: Mapping[Path, Started]) -> Iterator[None]:
+        for file in commands:
+            file.write_text("early\n" + "later\n" * 4 + f"{file.name}: no column")
+        yield
+
+    monkeypatch.setattr(trial, "started", failed)
+    monkeypatch.setattr(trial, "run_or_wait", lambda *_: 1)
+    assert trial.trial(2, None, ["run"], []) == 1
+    shown = capsys.readouterr().err
+    assert "log of berlin:" in shown and "paris.log: no column" in shown and "early" not in shown
+
+
 def test_a_process_that_does_not_start_is_reported_with_its_last_output(tmp_path: Path) -> None:
     """The failure is noticed while an earlier process is not ready yet."""
     waits = Started(("device", "--listen", "127.0.0.1:0", "--insecure"), "never", 1)
