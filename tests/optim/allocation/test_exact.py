@@ -378,7 +378,7 @@ def test_too_little_energy_is_explained() -> None:
     )
     with pytest.raises(InfeasibleRoundError, match=words):
         exact_allocation(one_unit(model_bits=bits))
-    with pytest.raises(InfeasibleRoundError, match="energy_j is 1e-12; raise energy_j$"):
+    with pytest.raises(InfeasibleRoundError, match=r"energy_j is 1e-12; raise energy_j$"):
         exact_allocation(one_unit(model_bits=bits, energy_j=1e-12))  # pays for no bit
     for changes in ({"energy_j": needed * 1.0001}, {"model_bits": bits * 10 / needed * 0.9999}):
         exact_allocation(one_unit(**{"model_bits": bits, **changes}))
