@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import AfterValidator, AwareDatetime, Field
 
-from collapipe.errors import WireError
+from collapipe.errors import WireError, one_line
 from collapipe.models.description import MOST_BLOCKS
 from collapipe.plan import Span
 from collapipe.process.host import Host
@@ -34,6 +34,7 @@ Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
 _MOST_SHARES = 128  # devices of a cluster
 _HEADER_BYTES = 2**16  # and other bytes of a frame that do not depend on its rows
+Line = Annotated[str, AfterValidator(one_line)]  # printable, and short: each reader takes its time
 Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
 
 
@@ -208,7 +209,7 @@ class Trouble:
     """
 
     kind: Text
-    message: str
+    message: Line
     neighbour: Text | None = None
 
 
@@ -221,17 +222,17 @@ class DeviceStatus:
     if it has no segment.
     """
 
-    name: str
-    version: str
-    torch_version: str
-    torch_device: str
+    name: Line
+    version: Line
+    torch_version: Line
+    torch_device: Line
     threads: int
     memory_bytes: Finite  # that the device offers
     free_bytes: Finite  # free memory of the machine, or of its GPU if ``torch_device`` is one
     flops_per_s: Finite | None
     expires: AwareDatetime | None  # of its certificate; None without one
     busy: bool
-    unit: int | None
+    unit: CountFrom0 | None
     span: Span | None
 
     def misfit(self, name: str, version: str) -> str | None:

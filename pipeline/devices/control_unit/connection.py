@@ -23,6 +23,7 @@ from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams.channels import Channels, Dialer
 from collapipe.wire.streams.frame_stream import FrameStream
 from collapipe.wire.streams.grpc_errors import reason
+from pipeline.devices.control_unit.measurements import MOST_S
 from pipeline.devices.encoding import from_json, numbers, unpacked
 from pipeline.devices.messages import (
     CONTROL,
@@ -183,8 +184,8 @@ class DeviceConnection:
 
     def _handle(self, frame: Frame) -> None:
         self._channels.check(self._device, CONTROL)  # it may be revoked during a round
-        if frame.kind == FrameKind.CLOCK:
-            numbers(frame, 1)  # before the answer is read
+        if frame.kind == FrameKind.CLOCK and abs(numbers(frame, 1)[0]) > MOST_S:
+            raise WireError(f"{self.name} sent an impossible time")
         if frame.kind == FrameKind.ALIVE:
             self.busy_s, still_s, done = numbers(frame, 3)
             self.progress = frame, int(done)

@@ -19,7 +19,8 @@ from pipeline.devices.control_unit.step_times import StepTimes, typical_times
 from pipeline.schedule import FORWARD
 
 _KINDS = 2  # of actions: forward and backward
-_MOST = 2.0**53  # seconds, or bytes: sums of them are finite
+MOST_S = 1e9  # of a device's clock, which counts from its start: sums over a round fit a report
+_MOST_BYTES = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,12 @@ class Measurements:
             if each.dtype != torch.float64 or each.shape != shape or not each.isfinite().all():
                 raise WireError(f"{name} of its actions as {each.dtype} {list(each.shape)}")
         thread, sending = table[:, :3].flatten().diff(), table[:, 3] - table[:, 2]
-        grows, known = torch.cat((thread, sending)) >= 0, torch.cat((table.flatten(), usage))
-        if not grows.all() or usage.amin() < 0 or known.abs().amax() > _MOST:
-            raise WireError(f"times down to {float(table.min())}, usage {usage.tolist()}")
+        grows, near = torch.cat((thread, sending)) >= 0, table.abs() <= MOST_S
+        counts = (usage >= 0) & (usage <= _MOST_BYTES)
+        if not (grows.all() and near.all() and counts.all()):
+            raise WireError(
+                f"times {float(table.min())} to {float(table.max())}, usage {usage.tolist()}"
+            )
         self._tables.setdefault(device, []).append(table)
         sent, peak = usage.tolist()
         self._usage[device] = sent, peak

@@ -7,8 +7,8 @@ import pytest
 
 from collapipe.errors import WireError
 from pipeline.devices import encoding
-from pipeline.devices.encoding import as_tensor, packed, unpacked
-from pipeline.devices.messages import PartHeader, Trouble, Wanted, place_of
+from pipeline.devices.encoding import as_json, as_tensor, from_json, packed, unpacked
+from pipeline.devices.messages import DeviceStatus, PartHeader, Trouble, Wanted, place_of
 
 
 def test_the_validator_of_a_message_type_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +32,16 @@ def test_the_names_in_an_error_report_are_limited(long: str) -> None:
     assert unpacked(Trouble, packed(report)) == report
     with pytest.raises(WireError, match=long):
         unpacked(Trouble, packed(Trouble(message="x", **(names | {long: "9" * 5000}))))
+
+
+def test_long_texts_of_a_device_become_short_lines() -> None:
+    """To look for addresses in a text takes the square of its length."""
+    long = "a\x1b[2J\n" * 1000
+    idle = DeviceStatus(long, long, "2", "cpu", 1, 1.0, 1.0, 1.0, None, False, None, None)
+    status = from_json(DeviceStatus, as_json(idle))
+    for text in (unpacked(Trouble, packed(Trouble("HopError", long))).message, status.name):
+        assert text.isprintable() and len(text) < 450
+    assert (status.version, status.torch_version) == (status.name, "2")
 
 
 def test_many_invalid_values_are_counted_and_not_read() -> None:

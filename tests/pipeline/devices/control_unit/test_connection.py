@@ -1,5 +1,6 @@
 """When a control unit treats a device as lost."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -51,16 +52,23 @@ def test_a_slow_local_disk_does_not_make_a_device_silent() -> None:
         connection.check(hung_s=1.0)
 
 
+def silent_device() -> DeviceConnection:
+    stream = Mock(last_moved_s=0.0, receive=Mock(side_effect=LinkError("")))
+    channels = Mock(stream=lambda *_, **__: stream)
+    device = DeviceAddress("a", "127.0.0.1:1")
+    return DeviceConnection(device, channels, threading.Event(), Mock(), 1500)
+
+
+@pytest.mark.parametrize("clock_s", [math.nan, 1e300, -1e10])
+def test_an_impossible_clock_is_refused(clock_s: float) -> None:
+    """The times of a report would be beyond its bounds, so the unit would lose its round."""
+    answer = Frame(FrameKind.CLOCK, 1, 0, 0, (torch.tensor(clock_s, dtype=torch.float64),))
+    with pytest.raises(WireError):
+        silent_device()._handle(answer)
+
+
 def test_a_device_reports_since_when_it_waits_and_for_which_action() -> None:
-    connection = DeviceConnection(
-        DeviceAddress("a", "127.0.0.1:1"),
-        Mock(
-            stream=lambda *_, **__: Mock(last_moved_s=0.0, receive=Mock(side_effect=LinkError("")))
-        ),
-        threading.Event(),
-        Mock(),
-        1500,
-    )
+    connection = silent_device()
     times = torch.tensor([0.0, 7.0, 3.0]).double()
     connection._reported_s = 0.0
     connection._handle(Frame(FrameKind.ALIVE, 1, 2, 3, (times,)))

@@ -102,7 +102,9 @@ def test_traces_include_the_control_units_embedding_and_head() -> None:
         (TABLE.float(), USAGE),
         (TABLE.flip(0), USAGE),
         (TABLE * torch.inf, USAGE),
+        (TABLE + 1e10, USAGE),  # sums over a long round would be beyond a report's bounds
         (TABLE, USAGE[:1]),
+        (TABLE, USAGE * 1e16),
         (TABLE, USAGE * torch.nan),
         (TABLE, USAGE.long()),
     ],
