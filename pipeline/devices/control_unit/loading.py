@@ -64,9 +64,9 @@ def _dial(placed: Placement, name: str) -> None:
 def _wanted(connection: DeviceConnection, answer: Frame) -> Wanted:
     """Return the blocks that the device lacks. Raises ``StageError`` for an invalid answer."""
     try:
-        return unpacked(Wanted, *answer.tensors[:1])
-    except (WireError, TypeError) as error:
-        raise StageError(connection.name, f"answered {answer.kind.name} with {error}") from error
+        return unpacked(Wanted, answer.only(1)[0])
+    except WireError as error:
+        raise StageError(connection.name, f"sent {error}") from error
 
 
 def _send_block(placed: Placement, device: str, block: str, wanted: Wanted, leads: bool) -> None:

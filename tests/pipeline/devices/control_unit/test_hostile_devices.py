@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from device_cluster import UNIT, Result, Work, daemons, device_name, plan_of
 
 from collapipe.errors import StageError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
-from collapipe.wire.frames import Frame
-from pipeline.devices.control_unit import placement
+from collapipe.wire.frames import Frame, FrameKind
+from pipeline.devices.control_unit import loading, placement
 from pipeline.devices.control_unit.segments import RemoteSegments
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.server import Daemon
@@ -61,6 +62,16 @@ def test_a_device_that_was_not_to_dial_cannot_report_that_it_failed_to(
     monkeypatch.setattr(placement, "SILENT_S", 0.0)  # so that another cause would appear
     with reporting(UndialledError(neighbour, "no route")) as there:
         assert Work(relay=relay).remote(PLAN, there, lost=[NAMES[1]]).equals(expected)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_the_number_of_tensors_in_an_answer_is_named(count: int) -> None:
+    tensors = (torch.zeros(1).double(),) * count
+    norms, wanted = (Frame(kind, 1, 0, 0, tensors) for kind in (FrameKind.NORMS, FrameKind.WANTED))
+    with pytest.raises(StageError, match=f"sent NORMS with {count} tensors, expected 3"):
+        RemoteSegments._taken_norms(Mock(), "a", 1, 6, norms)
+    with pytest.raises(StageError, match=f"sent WANTED with {count} tensors, expected 1"):
+        loading._wanted(Mock(), wanted)
 
 
 @contextmanager
