@@ -19,6 +19,7 @@ DEVICES = [
         ("the stage before (ipv4:10.0.0.9:51234): ended", "the stage before (…): ended"),
         ("the stage behind (ipv6:%5B::1%5D:51234): ended", "the stage behind (…): ended"),
         ("no route to [2001:db8::7]:7700", "no route to …"),
+        ("sent torch.float64 [3]", "sent torch.float64 [3]"),
         ("no route to 2001:db8::7 or fe80::1", "no route to … or …"),
         ("DNS resolution failed for jetson.home:7700", "DNS resolution failed for …"),
         ("DNS resolution failed for jetsön.home:7700", "DNS resolution failed for …"),
