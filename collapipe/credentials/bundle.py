@@ -20,7 +20,7 @@ from collapipe.process import files
 KEY, REQUEST = "key.pem", "request.pem"
 CERTIFICATE, AUTHORITY, REVOKED = "certificate.pem", "authority.pem", "revoked.crl"
 _log = logging.getLogger(__name__)
-_WAY_OUT = "put revoked.crl of the authority in its place"
+_WAY_OUT = "put the authority's revoked.crl there"
 
 
 class Revocations:
@@ -73,7 +73,7 @@ def parse_list(
     content: bytes, authority: x509.Certificate, file: Path
 ) -> x509.CertificateRevocationList:
     """Return the list in the PEM text of ``file``. Raises ``ConfigError`` as ``read_list`` does."""
-    with reading(file, f"is no list of revoked certificates; {_WAY_OUT}"):
+    with reading(file, f"holds no list of revoked certificates; {_WAY_OUT}"):
         found = x509.load_pem_x509_crl(content)
         number_of(found)
         signed = found.is_signature_valid(public_key(authority))
