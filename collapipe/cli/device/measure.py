@@ -25,7 +25,7 @@ from collapipe.cli.device.survey import (
 from collapipe.cli.device.trial_round import Trial, chunk_seconds
 from collapipe.cli.device.trial_run import least_step_s, measured_steps, steps_of
 from collapipe.devices.fitting import Fit, fit
-from collapipe.errors import CollaPipeError, LinkError, StageError, printable
+from collapipe.errors import CollaPipeError, ConfigError, LinkError, StageError, printable
 from collapipe.formatting import amount, counted
 from collapipe.inventory.measured_step import step_file, write_steps
 from collapipe.inventory.model import TOKENS, read_spec
@@ -140,10 +140,14 @@ class Measuring:
         if isinstance(chunk, CollaPipeError):
             return Measured(key, fault=str(chunk))
         hop, cost = _fitted(way, 0.0 if chunk.each else _LEAST_BYTE_S), self.trial.cost
+        name = " - ".join(key[1:])
         if isinstance(hop, str):
-            return Measured(key, fault=f"{' - '.join(key[1:])}: hop to {way.target}: {hop}")
+            return Measured(key, fault=f"{name}: hop to {way.target}: {hop}")
         sent_s = hop.each * cost.hop_bits / 2 / _BITS
-        law = AffineLaw(u=chunk.each, v=chunk.fixed, w=sent_s, ell=hop.fixed)
+        try:
+            law = AffineLaw(u=chunk.each, v=chunk.fixed, w=sent_s, ell=hop.fixed)
+        except ConfigError as error:
+            return Measured(key, fault=f"{name}: measured times cannot be right: {error}")
         return Measured(key, law, chunk.error, hop.error)
 
 

@@ -182,6 +182,16 @@ def test_the_trial_run_is_planned_with_measured_links(
     assert link.w == pytest.approx(1e-3 * TRIAL.cost.hop_bits / 16, rel=1e-3)
 
 
+def test_impossible_times_of_a_device_leave_the_others_laws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    boxes = Boxes([1.0])
+    boxes.ways["device-0", "device-1"] = Hop("", "", (Trip(1, 1e9), Trip(1000, 1e9)))
+    first, second = measured(boxes, monkeypatch)
+    assert first.fault is not None and first.fault.startswith("device-0: measured times")
+    assert second.law is not None
+
+
 def test_slow_devices_get_the_fewest_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_MOST_S", 0.0)
     boxes = Boxes([1.0])
