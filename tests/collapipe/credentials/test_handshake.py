@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -20,6 +21,7 @@ from collapipe.credentials.member import Member, Role, dns_name
 from collapipe.credentials.verified_channel import Doorkeeper
 from collapipe.errors import LinkError, WireError
 from collapipe.wire.streams.channels import Dialer
+from collapipe.wire.streams.frame_stream import FrameStream
 
 PATIENCE_S = 60.0
 AGO = timedelta(hours=-1)
@@ -158,6 +160,17 @@ def test_a_running_server_refuses_a_newly_revoked_member(cluster: Cluster) -> No
             assert echo(another) == b"ab"
     assert server.callers == [unit.member, other.member]
     assert server.messages == [b"ab", b"ab"]
+
+
+def test_the_server_can_log_why_the_stream_of_a_revoked_member_ends(cluster: Cluster) -> None:
+    own, unit = cluster.member(), cluster.member("boss", Role.CONTROL_UNIT)
+    shown = {"x509_pem_cert": [unit.certificate]}
+    context = Mock(auth_context=lambda: shown, abort=Mock(side_effect=Exception))
+    cluster.revoke(unit.member)
+    stream = FrameStream("boss", 2**10)
+    stream.feed(Doorkeeper(own, [Role.CONTROL_UNIT])._watched(iter([b"a"]), context))
+    with pytest.raises(WireError, match="was revoked"):
+        stream.receive(0)
 
 
 def test_an_open_stream_ends_at_the_first_message_after_a_revocation(cluster: Cluster) -> None:
