@@ -20,6 +20,8 @@ DEVICES = [
         ("the stage behind (ipv6:%5B::1%5D:51234): ended", "the stage behind (…): ended"),
         ("no route to [2001:db8::7]:7700", "no route to …"),
         ("sent torch.float64 [3]", "sent torch.float64 [3]"),
+        ("valid to 2026-12-01 04:56:01 UTC", "valid to 2026-12-01 04:56:01 UTC"),
+        ("no route to 20:01:12:34:56:78:9a:bc, 04:56:01:80 or a-04:56", "no route to …, … or …"),
         ("no route to 2001:db8::7 or fe80::1", "no route to … or …"),
         ("DNS resolution failed for jetson.home:7700", "DNS resolution failed for …"),
         ("DNS resolution failed for jetsön.home:7700", "DNS resolution failed for …"),
