@@ -57,6 +57,7 @@ def dial(
     try:
         shown = _shown(credentials, address, wanted, timeout_s)
         credentials.check(shown)
+        credentials.check(credentials.certificate)  # the handshake may have used a renewed one
     except (OSError, WireError) as error:
         raise LinkError(f"device {name} at {address}: {cause(error)}") from error
     pinned = [*options, ("grpc.ssl_target_name_override", wanted)]

@@ -155,10 +155,12 @@ class Channels:
             kept, dialer = False, replace(self._dialer, timeout_s=left_s)
 
     def check(self, device: DeviceAddress, method: str) -> None:
-        """Raise ``WireError`` if the certificate that an open channel trusts is not valid now."""
+        """Raise ``WireError`` if the certificate that an open channel trusts, or this machine's, is
+        not valid now."""
         _, certificate = self._open.get((device, method), (None, None))
-        if self._dialer.credentials is not None and certificate is not None:
-            self._dialer.credentials.check(certificate)
+        if (own := self._dialer.credentials) is not None:
+            for each in filter(None, (own.certificate, certificate)):
+                own.check(each)
 
     def drop(self, device: DeviceAddress) -> None:
         """Close all channels to a device, and end their streams."""

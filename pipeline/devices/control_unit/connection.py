@@ -142,6 +142,10 @@ class DeviceConnection:
         if isinstance(self.broken, StorageError):  # of this machine
             raise self.broken
         if self.broken is not None:
+            try:
+                self._channels.check(self._device, CONTROL)  # says more than the end of a stream
+            except WireError as error:
+                raise StageError(self.name, str(error)) from error
             raise StageError(self.name, str(self.broken))
         if (silent_s := self.control.silent_s) > SILENT_S:
             raise StageError(self.name, f"no sign of life for {silent_s:.1f} s")

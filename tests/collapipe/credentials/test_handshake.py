@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -20,7 +20,8 @@ from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Member, Role, dns_name
 from collapipe.credentials.verified_channel import Doorkeeper
 from collapipe.errors import LinkError, WireError
-from collapipe.wire.streams.channels import Dialer
+from collapipe.wire.device_address import DeviceAddress
+from collapipe.wire.streams.channels import Channels, Dialer
 from collapipe.wire.streams.frame_stream import FrameStream
 
 PATIENCE_S = 60.0
@@ -171,6 +172,17 @@ def test_the_server_can_log_why_the_stream_of_a_revoked_member_ends(cluster: Clu
     stream.feed(Doorkeeper(own, [Role.CONTROL_UNIT])._watched(iter([b"a"]), context))
     with pytest.raises(WireError, match="was revoked"):
         stream.receive(0)
+
+
+def test_a_renewed_certificate_in_the_folder_does_not_hide_an_expired_one(cluster: Cluster) -> None:
+    """The first handshake uses the renewed one in the folder, the channel that of the process."""
+    unit = cluster.member("boss", Role.CONTROL_UNIT)
+    expired = cluster.member("boss", Role.CONTROL_UNIT, expires_in=AGO)
+    running = Dialer(replace(expired, folder=unit.folder))
+    with serving(cluster.member()) as server, pytest.raises(LinkError, match="is valid from"):
+        running.channel("jetson", server.address)
+    with Channels(running) as channels, pytest.raises(WireError, match="is valid from"):
+        channels.check(DeviceAddress("jetson", server.address), "/test.Echo/stream_stream")
 
 
 def test_an_open_stream_ends_at_the_first_message_after_a_revocation(cluster: Cluster) -> None:

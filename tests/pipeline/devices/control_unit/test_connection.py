@@ -81,3 +81,14 @@ def test_a_device_reports_since_when_it_waits_and_for_which_action() -> None:
     ):
         with pytest.raises(WireError, match="ALIVE"):
             connection._handle(Frame(FrameKind.ALIVE, 1, 2, 3, (invalid,)))
+
+
+def test_an_invalid_certificate_is_named_as_the_cause_of_a_broken_stream() -> None:
+    """The device ends the stream with 'CANCELLED' if the control unit's certificate has expired."""
+    connection = silent_device()
+    connection.broken = LinkError("a: CANCELLED")
+    with pytest.raises(StageError, match="CANCELLED"):
+        connection.check(hung_s=1.0)
+    connection._channels.check = Mock(side_effect=WireError("the certificate expired"))
+    with pytest.raises(StageError, match="the certificate expired"):
+        connection.check(hung_s=1.0)
