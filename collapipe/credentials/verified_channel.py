@@ -3,6 +3,7 @@
 A dialler checks that a device is the right one, and a server's ``Doorkeeper`` checks its callers.
 """
 
+import logging
 import socket
 import ssl
 import threading
@@ -20,6 +21,7 @@ from collapipe.errors import ConfigError, LinkError, WireError, cause_of
 
 _MESSAGE_S = 5.0  # as long as a handshake may take
 _OTHER_NAME = 62  # X509_V_ERR_HOSTNAME_MISMATCH of OpenSSL
+_log = logging.getLogger(__name__)
 
 
 def is_loopback(host: str) -> bool:
@@ -197,8 +199,10 @@ class Doorkeeper:
             while not ended.wait(0.5):
                 try:
                     self.peer(shown)
-                except WireError:
+                except WireError as error:
+                    _log.info("%s", error)
                     context.cancel()
+                    return
 
         if context.add_callback(ended.set):
             threading.Thread(target=look, daemon=True).start()

@@ -131,8 +131,9 @@ def test_calls_of_a_silent_control_unit_end(
 
 @pytest.mark.parametrize("how", ["revoked", "expired"])
 def test_a_silent_control_unit_that_is_not_admitted_any_more_loses_its_session(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     cluster, long = Cluster(tmp_path), timedelta(hours=9)
     jetson = cluster.member(expires_in=long)
     thief, boss = cluster.member("thief", UNIT), cluster.member("boss", UNIT, expires_in=long)
@@ -146,6 +147,7 @@ def test_a_silent_control_unit_that_is_not_admitted_any_more_loses_its_session(
             with pytest.raises(LinkError):
                 for _ in range(10):  # signs of life, one a second
                     held.receive(60)
+            assert {"revoked": "was revoked", "expired": "is valid from"}[how] in caplog.text
         with Dialer(boss).channel("jetson", daemon.address) as channel:
             deadline = time.monotonic() + 60
             while b'"busy":true' in channel.unary_unary(STATUS)(b"", timeout=60):
