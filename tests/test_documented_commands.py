@@ -137,7 +137,7 @@ def taken(arguments: list[str]) -> click.Context:
         context = command.make_context(name, arguments, parent=context)
         if not isinstance(command, click.Group):
             return context
-        rest = [*context.protected_args, *context.args]
+        rest = [*context._protected_args, *context.args]  # the public name warns in click 8
         if not rest:  # such as ``collapipe device``, which has subcommands
             return context
         found, command, arguments = command.resolve_command(context, rest)  # type: ignore[assignment]

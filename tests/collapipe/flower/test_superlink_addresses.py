@@ -23,7 +23,9 @@ def test_units_reach_the_superlink_over_ipv4_and_ipv6() -> None:
         with socket.create_server(("", 0)) as free:
             port = free.getsockname()[1]
         options = {"host": "0.0.0.0", **_all_addresses()}
-        server = uvicorn.Server(uvicorn.Config(app, port=port, lifespan="off", **options))
+        server = uvicorn.Server(
+            uvicorn.Config(app, port=port, lifespan="off", ws="none", **options)
+        )
         running = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
