@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -19,6 +20,15 @@ def test_each_requirement_is_pinned_and_has_one_range() -> None:
         ranges.setdefault(canonicalize_name(each.name), set()).add(str(each.specifier))
     assert {*ranges} <= {canonicalize_name(pin) for pin in pins}
     assert [name for name, found in ranges.items() if len(found) > 1] == []
+
+
+def test_each_package_of_the_wheel_is_marked_as_typed() -> None:
+    """Otherwise type checkers of users take everything in it for Any."""
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    packages = [ROOT / name for name in built["targets"]["wheel"]["packages"]]
+    python = [each for each in packages if any(each.rglob("*.py"))]
+    assert [each.name for each in python if not (each / "py.typed").is_file()] == []
+    assert len(python) > 1
 
 
 def test_a_missing_library_is_named_with_its_extra() -> None:
