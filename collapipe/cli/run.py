@@ -37,7 +37,8 @@ _NOT_BEGUN = ["not begun", "", "", ""]  # a job's row in a sweep's table
 def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> Path:
     """Train once, as ``collapipe run`` does, and return the run's folder.
 
-    ``overrides`` take precedence over ``config_file``, see ``config.own_overrides``.
+    ``overrides`` are options, such as ``"federation.rounds=3"``. They take precedence over those in
+    ``config_file``, which is YAML or a run's ``config.yaml``.
 
     Raises ``CollaPipeError`` or ``KeyboardInterrupt``.
     """

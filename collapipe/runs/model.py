@@ -196,17 +196,17 @@ class Trained:
 def load_model(
     run_dir: Path | str, trusted: Sequence[str] = (), unit: int | None = None
 ) -> tuple[Settings, SplitModel, Tokenizer]:
-    """Load a run's settings, trained model and tokenizer, see ``load_trained``."""
+    """Return a run's settings, trained model and tokenizer.
+
+    Plug-ins may be of ``trusted`` packages. ``unit`` selects a unit's model in a run that did not
+    average. Raises ``ConfigError`` if the folder has no valid model of that unit or run.
+    """
     trained = load_trained(Path(run_dir), trusted, unit)
     return trained.settings, trained.model(), trained.tokenizer
 
 
 def load_trained(run_dir: Path, trusted: Sequence[str] = (), unit: int | None = None) -> Trained:
-    """Load what a run has trained; plug-ins may be of ``trusted`` packages.
-
-    ``unit`` selects a unit's model in a run that did not average. Raises ``ConfigError`` if the
-    folder has no valid model of that unit or run.
-    """
+    """Load what a run has trained; see ``load_model``."""
     config, model_dir = run_dir / "config.yaml", run_dir / "model"
     check_there(run_dir, config, model_dir / "tokenizer.json", model_dir / "model.json")
     settings = load_saved(config, trusted)

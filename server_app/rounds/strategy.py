@@ -46,14 +46,14 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # round (0 before 
 class CollaPipeStrategy:
     """Federated training in which units pipeline encoders while the server trains the head.
 
-    A ServerApp needs only ``start``::
+    A ServerApp needs only ``start``:
 
         settings = config.load(context.run_config)
         replies = Units(grid, settings).rows()
         strategy = CollaPipeStrategy(settings, make_tokenizer(settings, replies.values()))
         strategy.start(grid=grid, initial_arrays=strategy.initial_arrays(), num_rounds=3)
 
-    To run code between rounds, open the strategy and run them one by one::
+    To run code between rounds, open the strategy and run them one by one:
 
         with strategy.opened(grid, strategy.initial_arrays()):
             for round_ in range(1, 4):
