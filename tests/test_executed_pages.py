@@ -85,7 +85,7 @@ class Reader:
 _OWNER = "cd federation/units/berlin"
 _ROWS_THERE = "cp $FILES/rows.csv train.csv"
 _SIGNED = """cp federation/units/{0}/credentials/request.pem {0}.pem
-collapipe credentials sign federation/authority {0}.pem --role unit --yes
+collapipe credentials sign federation/authority {0}.pem --yes
 cp federation/authority/issued/{0}.1.crt federation/units/{0}"""
 _PARIS = "cd $HOME/federation/units/paris; {}; cd $HOME"
 _FEDERATION = f"""collapipe deploy init federation --units berlin,paris,rome --server 127.0.0.1

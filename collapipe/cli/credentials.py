@@ -21,7 +21,10 @@ app = typer.Typer(
 )
 AuthorityPath = Annotated[Path, Argument(metavar="AUTHORITY", help="Folder that init has made.")]
 Own = Annotated[Path, Argument(metavar="DIR", help="Folder of this member's credentials.")]
-As = Annotated[Role, Option(help="Permitted uses of the certificate.")]
+As = Annotated[
+    Role | None,
+    Option(help="Permitted uses of the certificate; default: unit in a federation, else device."),
+]
 Days = Annotated[int, Option(help="How long the certificate is valid.")]
 
 
@@ -47,8 +50,7 @@ def request(
     print(f"fingerprint  {fingerprint(credentials.request(folder, name).public_key)}")
     print(f"request      {folder / REQUEST}")
     print(
-        "next         bring it to the authority (of a federation: add --role unit): collapipe "
-        "credentials sign AUTHORITY request.pem"
+        "next         bring it to the authority: collapipe credentials sign AUTHORITY request.pem"
     )
 
 
@@ -56,7 +58,7 @@ def request(
 def sign(
     authority: AuthorityPath,
     request: Annotated[Path, Argument(metavar="REQUEST", help="request.pem of a member.")],
-    role: As = Role.DEVICE,
+    role: As = None,
     days: Days = DAYS,
     expected: Annotated[
         str | None,
@@ -70,6 +72,7 @@ def sign(
     from collapipe.process import files
 
     opened = AuthorityFolder(authority)
+    role = role or opened.usual_role()
     member = read_request(files.read(request, "bring a member's request.pem"), request)
     opened.check_free(member, role)
     shown = fingerprint(member.public_key)
@@ -107,13 +110,14 @@ def add(
     authority: AuthorityPath,
     name: Annotated[str, Argument(help="The member's name, of a-z, 0-9 and -.")],
     output: Annotated[Path, Option(help="A new folder, with the key in it.")],
-    role: As = Role.DEVICE,
+    role: As = None,
     days: Days = DAYS,
 ) -> None:
     """Make a member's key and certificate here, for a trial; you must then copy the key."""
     from collapipe.credentials.authority import AuthorityFolder
 
-    _show(AuthorityFolder(authority).add(name, role, days, output))
+    opened = AuthorityFolder(authority)
+    _show(opened.add(name, role or opened.usual_role(), days, output))
     print(f"credentials  {output}")
 
 

@@ -57,6 +57,12 @@ class AuthorityFolder:
         kept = sorted((self._folder / _ISSUED).glob("*.crt"))
         return [read_bundle(files.read(file, "restore it"), file) for file in kept]
 
+    def usual_role(self) -> Role:
+        """Return the role of new members: device in a cluster, which began with a control unit's
+        certificate, and unit in a federation."""
+        roles = {each.member.role for each in self.issued()}
+        return Role.DEVICE if Role.CONTROL_UNIT in roles else Role.UNIT
+
     def state(self, issued: Bundle) -> str:
         """Return ``valid``, ``not yet valid``, ``expired`` or ``revoked``."""
         if is_revoked(issued.certificate.serial_number, self._revoked):

@@ -107,9 +107,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     known, signed = folder.nodes() or {}, keys(folder)
     for unit in settings.units:
         if unit not in signed:
-            sign = (
-                f"collapipe credentials sign {quote(str(folder.authority))} request.pem --role unit"
-            )
+            sign = f"collapipe credentials sign {quote(str(folder.authority))} request.pem"
             yield Finding(f"unit {unit}", error="has no valid certificate", way_out=sign)
         elif signed[unit] in known:
             yield Finding(f"unit {unit}", "admitted")
@@ -171,7 +169,7 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
         yield Finding("key", error=starting, way_out="try again", bars=False)
         return
     unknown = None if status["admitted"] else "the server does not know the unit's key"
-    sign = "have the request signed there with --role unit, and deploy serve running"
+    sign = "have the request signed there, and deploy serve running"
     yield Finding("key", "admitted", unknown, sign, refused=unknown is not None)
 
 

@@ -131,6 +131,17 @@ def test_sign_takes_a_role_and_a_number_of_days(done: Credentials, refused: Cred
     assert (desk.member.role, f"{desk.expires:%F %R} UTC" in out) == (Role.CONTROL_UNIT, True)
 
 
+@pytest.mark.parametrize(("control_unit", "role"), [(True, Role.DEVICE), (False, Role.UNIT)])
+def test_members_are_devices_in_a_cluster_and_units_in_a_federation(
+    control_unit: bool, role: Role, done: Credentials
+) -> None:
+    authority.create(Path("farm"), control_unit)
+    done("request", "desk", "--name", "desk")
+    done("install", "desk", signed(done("sign", "farm", "desk/request.pem", "--yes")))
+    done("add", "farm", "pi", "--output", "pi")
+    assert [load(Path(each)).member.role for each in ("desk", "pi")] == [role, role]
+
+
 @pytest.mark.parametrize(("answer", "status"), [("y", 0), ("n", 2), ("", 2)])
 def test_sign_asks_a_person_to_compare_fingerprints(
     answer: str,
