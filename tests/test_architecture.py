@@ -116,6 +116,7 @@ OWN = {
 # earlier in this list.
 LAYERS = (
     "errors",
+    "hub",
     "process",
     "validation",
     "own_packages",

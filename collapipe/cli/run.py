@@ -28,7 +28,6 @@ _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-    "HF_HUB_VERBOSITY": "error",  # without a network it logs dozens of retries
     "TOKENIZERS_PARALLELISM": "false",
 }
 _NOT_BEGUN = ["not begun", "", "", ""]  # a job's row in a sweep's table

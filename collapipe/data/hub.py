@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
+import datasets
 from datasets import Dataset, DatasetBuilder, load_dataset_builder
 from datasets.config import REPOCARD_FILENAME, REPOYAML_FILENAME
 from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
@@ -18,11 +19,12 @@ from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.json.json import Json
 from datasets.packaged_modules.parquet.parquet import Parquet
 from datasets.packaged_modules.text.text import Text
-from huggingface_hub import DatasetCard, hf_hub_download
+from huggingface_hub import DatasetCard, constants, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from yaml import safe_load
 
 from collapipe.errors import ConfigError, DataError, one_line
+from collapipe.hub import hub_silence
 
 _log = logging.getLogger(__name__)
 Opened: TypeAlias = Callable[[], Dataset]
@@ -64,7 +66,8 @@ def load(place: str, name: str, config: str | None) -> dict[str, Opened]:
 
     Messages use ``name`` for the data set.
     """
-    with _data_errors(name):
+    silence = hub_silence(name, "dataset") if place.startswith("hf://") else ""
+    with _data_errors(name, silence), _offline(bool(silence)):
         _check_card(place, name)
         builder = load_dataset_builder(place, config)
         if not isinstance(builder, _SAFE):
@@ -76,21 +79,33 @@ def load(place: str, name: str, config: str | None) -> dict[str, Opened]:
         return {str(split): partial(_opened, builder, split, name) for split in builder.info.splits}
 
 
+@contextmanager
+def _offline(silent: bool) -> Iterator[None]:
+    """Use the cache alone if the hub is ``silent``: its libraries would try again for minutes."""
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = (each or silent for each in before)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
 def _opened(builder: DatasetBuilder, split: str, name: str) -> Dataset:
     with _data_errors(name):
         return builder.as_dataset(split)
 
 
 @contextmanager
-def _data_errors(name: str) -> Iterator[None]:
-    """Convert the library's errors into ``DataError``."""
+def _data_errors(name: str, silence: str = "") -> Iterator[None]:
+    """Convert the library's errors into ``DataError``, with why the hub was not asked."""
     try:
         yield
     except ConfigError:
         raise
-    except Exception as error:  # no network, unknown name or configuration: many classes
+    except Exception as error:  # not in the cache, unknown name or configuration: many classes
+        cause = silence or f"{type(error).__name__}: {one_line(error)}"
         raise DataError(
-            f"data.name={name}: cannot be loaded ({type(error).__name__}: {one_line(error)}); "
+            f"data.name={name}: cannot be loaded ({cause}); "
             "correct data.name and data.config, or set data.root=FOLDER or data.train_file=FILE to "
             "read rows from files"
         ) from error

@@ -6,27 +6,23 @@ The hub gets one request with a short timeout. If it does not answer, the cache 
 import copy
 import functools
 import json
-import os
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, is_offline_mode
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import cached_file
 
 from collapipe.errors import ConfigError, one_line
+from collapipe.hub import hub_silence
 from collapipe.models.huggingface.families import DECODERS, FAMILIES, UNFIT
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.validation import nearest
 
 _CONFIG, _GENERATION, _EOS = "config.json", "generation_config.json", "eos_token_id"
-_PATIENCE_S = 2.5  # for an answer, name resolution included; HF_HUB_ETAG_TIMEOUT overrides it
 _OFF = {
     # torch's own generator would decide which layers to drop and how experts are chosen
     **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop", "router_jitter_noise"), 0.0),
@@ -239,34 +235,3 @@ def _ends(name: str, own: object, local: bool) -> object:
     both = (each if isinstance(each, list) else [each] for each in (own, fields.get(_EOS)))
     ids = [*dict.fromkeys(each for ends in both for each in ends if isinstance(each, int))]
     return ids[0] if len(ids) == 1 else ids or None
-
-
-def hub_silence(name: str) -> str:
-    """Return why the hub cannot be asked about ``name``, so that the cache must be used.
-
-    Empty for a folder, and if the hub answered, even with "no such model".
-    """
-    if Path(name).is_dir():
-        return ""
-    if is_offline_mode():
-        return "HF_HUB_OFFLINE is set"
-    patience = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _PATIENCE_S)
-    problem = f"{constants.ENDPOINT} did not answer within {patience:g} s"
-
-    def ask() -> None:
-        nonlocal problem
-        try:
-            get_hf_file_metadata(hf_hub_url(name, _CONFIG), timeout=patience)
-            problem = ""
-        except HfHubHTTPError as error:
-            failed = error.response.status_code >= 500
-            problem = f"{constants.ENDPOINT} answered {one_line(error)}" if failed else ""
-        except HFValidationError:
-            problem = "there is no such folder"  # nor can it be an id of the hub
-        except Exception as error:  # network errors
-            problem = f"{constants.ENDPOINT} cannot be asked: {one_line(error)}"
-
-    thread = threading.Thread(target=ask, daemon=True)  # name resolution may ignore the timeout
-    thread.start()
-    thread.join(patience)
-    return problem

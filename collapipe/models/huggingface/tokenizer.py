@@ -19,7 +19,7 @@ from transformers.models.auto.tokenization_auto import (
 from transformers.utils import cached_file
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.huggingface.configuration import hub_silence
+from collapipe.hub import hub_silence
 from collapipe.text.chat_template import ChatTemplate
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
 

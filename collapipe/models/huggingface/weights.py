@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.huggingface.configuration import hub_silence
+from collapipe.hub import hub_silence
 from collapipe.tensors import Tensors, aligned
 from collapipe.wire.frozen_store import state_of
 

@@ -646,9 +646,3 @@ def test_the_command_line_starts_without_matplotlib_scipy_and_hydra() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.strip() == ""
-
-
-def test_the_hubs_retries_are_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.environ", {})
-    run.quieten()
-    assert os.environ["HF_HUB_VERBOSITY"] == "error"

@@ -330,12 +330,13 @@ def test_a_hidden_label_is_reported_with_its_row() -> None:
         standard(rows, {"label": "label"}, "set:test")
 
 
-def test_the_error_for_an_unreachable_hub_names_the_option_for_files(
+def test_the_error_for_a_hub_that_fails_names_the_option_for_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: str | None) -> None:
         raise ConnectionError("no network\nat all")
 
+    monkeypatch.setattr(hub_module, "hub_silence", lambda *_: "")
     monkeypatch.setattr(hub_module, "_check_card", fail)
     with pytest.raises(DataError) as caught:
         read(DataSettings(name="owner/set"), ["text"], 0)

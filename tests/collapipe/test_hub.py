@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from datasets import load_dataset
+from huggingface_hub import constants
 from trained import of_texts
 
+from collapipe import hub
+from collapipe.data.hub import hub_rows
 from collapipe.errors import ConfigError
 from collapipe.models.huggingface import configuration
 from collapipe.models.huggingface.configuration import read
@@ -22,8 +26,19 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
+def let_hub_be(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def rows(name: str) -> object:
+    return hub_rows(name, None, None)
+
+
 @pytest.mark.parametrize(
-    ("option", "ask"), [("model.name", read), ("data.tokenizer", pretrained_tokenizer)]
+    ("option", "ask"),
+    [("model.name", read), ("data.tokenizer", pretrained_tokenizer), ("data.name", rows)],
 )
 @pytest.mark.parametrize("network", ["offline", "refuses", "hangs"])
 def test_an_unreachable_hub_fails_quickly_with_a_one_line_error(
@@ -38,8 +53,8 @@ def test_an_unreachable_hub_fails_quickly_with_a_one_line_error(
     if network == "refuses":
         listener.close()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", network == "offline")
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(configuration, "_PATIENCE_S", 1.0)
+    let_hub_be(f"http://127.0.0.1:{port}", monkeypatch)
+    monkeypatch.setattr(hub, "_PATIENCE_S", 0.3)
     began = time.monotonic()
     with pytest.raises(ConfigError, match=rf"^{option}=nosuch: ") as caught:
         ask("nosuch")
@@ -52,7 +67,7 @@ def test_an_unreachable_hub_fails_quickly_with_a_one_line_error(
 def test_without_a_network_the_cache_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    let_hub_be("http://127.0.0.1:9", monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     model = tmp_path / "models--somebody--bert"
     (model / "snapshots/abc").mkdir(parents=True)
@@ -69,6 +84,24 @@ def test_without_a_network_the_cache_is_read(
     assert configuration.config_fields("somebody/bert").items() >= trees["config"].items()
     assert pretrained_tokenizer("somebody/bert").encode(["a hen"]) == own.encode(["a hen"])
     assert capfd.readouterr() == ("", "")
+
+
+def test_without_a_network_rows_are_read_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_hub_be("http://127.0.0.1:9", monkeypatch)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("text,label\na hen,1\n")
+    load_dataset("csv", data_files={"train": "rows.csv"}, cache_dir="made")
+    (made,) = Path("made").glob("csv/*/*/*/")
+    cached = Path("somebody___reviews/default/0.0.0/abc")
+    cached.parent.mkdir(parents=True)
+    made.rename(cached)
+    (cached / "csv-train.arrow").rename(cached / "reviews-train.arrow")
+    opened = hub_rows("somebody/reviews", None, "label")["train"]()
+    assert opened[:] == {"text": ["a hen"], "label": [1]}
+    assert not constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.parametrize("ask", [read, pretrained_tokenizer])
