@@ -375,3 +375,19 @@ def without_time(folder: str) -> str:
 def test_devices_in_one_process_cannot_be_profiled() -> None:
     with pytest.raises(ConfigError, match=r"pipeline\.profile=true\b"):
         load_overrides(["pipeline.profile=true"])
+
+
+@pytest.mark.parametrize(
+    ("recompute", "framework", "all_do"),
+    [
+        ("true", "collapipe", True),
+        ("auto", "collapipe", False),
+        ("false", "collapipe", False),
+        ("true", "vanilla_fl", False),
+    ],
+)
+def test_all_devices_recompute_only_if_told_and_in_a_pipeline(
+    recompute: str, framework: str, all_do: bool
+) -> None:
+    options = [f"pipeline.recompute={recompute}", f"framework={framework}"]
+    assert load_overrides(options).recomputes is all_do

@@ -37,6 +37,17 @@ def test_devices_that_recompute_take_longer_in_the_plan() -> None:
     assert first.end_s - first.begin_s == pytest.approx(2 * 4 / 3)
 
 
+def test_the_model_is_uploaded_when_the_last_activation_has_been() -> None:
+    device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0))
+    state = ClusterState(0, (device,), 4, Uplink(0.5, 10.0, 1e6, 3e6, (1.0,)))
+    request = request_for([state], 2, 4, 2, "gpipe", channels=(Channel(5e5, 0.07, 4e-21),))
+    (cluster,) = Dssra().plan_round(request, np.random.default_rng(0)).clusters
+    assert cluster.uplink is not None
+    *_, last = planned_step(RUN, request, cluster)["uplink"]
+    model_s = 0.25 * cluster.uplink.upload_s  # a million of four million bits
+    assert last.end_s + model_s == pytest.approx(cluster.uplink.finish_s)
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_no_plan_is_shown_for_devices_that_ran_another_one(run: Path, lost: bool) -> None:
     """After a loss one device holds the blocks of both."""
