@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from arguments import writable
 from gradient_error import CHANCE, TASKS, UNIT, Cut, coded
 from machine import machine
 from ordinary import Ordinary, use_threads
@@ -56,7 +57,7 @@ class Figures:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("outputs/activation_feedback"))
+    parser.add_argument("--output", type=writable, default=Path("outputs/activation_feedback"))
     arguments = parser.parse_args()
     use_threads(1)
     written = {}

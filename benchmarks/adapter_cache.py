@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from arguments import writable
 from finished import finished, remember
 from machine import machine
 
@@ -74,7 +75,7 @@ def parse() -> argparse.Namespace:
     default = Path(os.environ.get("COLLAPIPE_DATA", "../shared/data"))
     parser.add_argument("--data", type=Path, default=default, help="folder of all data sets")
     parser.add_argument("--model", type=Path, help="folder of a model; default: MiniLM's")
-    parser.add_argument("--output", type=Path, default=Path("outputs/adapter_cache"))
+    parser.add_argument("--output", type=writable, default=Path("outputs/adapter_cache"))
     parser.add_argument("overrides", nargs="*", help="options of all runs")
     return parser.parse_intermixed_args()
 

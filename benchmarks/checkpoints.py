@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from flwr.app import Context, Message
 
+from benchmarks.arguments import at_least
 from benchmarks.machine import machine
 from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
@@ -33,8 +34,8 @@ from tests.sections import run_settings
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--units", type=int, nargs="+", default=[10, 100])
-    parser.add_argument("--megabytes", type=int, default=16)
+    parser.add_argument("--units", type=at_least(1), nargs="+", default=[10, 100])
+    parser.add_argument("--megabytes", type=at_least(1), default=16)
     arguments = parser.parse_args()
     print(json.dumps(machine()))
     print(f"{'units':>6}{'gather s':>10}{'restore s':>11}{'memory MB':>11}")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from arguments import at_least, writable
 from cost_segment import ADAMW, MODELS, TOKENS
 from cost_times import chunk_times
 from machine import machine
@@ -31,8 +32,8 @@ SEGMENTS = ((2, 4, 4), (4, 4, 4), (4, 8, 2))  # blocks, micro-batches, samples p
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("outputs/cost"))
-    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--output", type=writable, default=Path("outputs/cost"))
+    parser.add_argument("--repetitions", type=at_least(1), default=9)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)

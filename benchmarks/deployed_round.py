@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from arguments import at_least, writable
 from machine import machine
 from scipy import stats
 
@@ -63,9 +64,9 @@ MASKED = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("outputs/deployed_round"))
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--output", type=writable, default=Path("outputs/deployed_round"))
+    parser.add_argument("--turns", type=at_least(1), default=3)
+    parser.add_argument("--rounds", type=at_least(1), default=8)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, list[float]] = {"collapipe": [], "masked": [], "stock": []}

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import psutil
 
+from benchmarks.arguments import at_least
 from benchmarks.machine import machine
 from collapipe.credentials.authority import temporary_authority
 
@@ -60,7 +61,7 @@ def sides(folder: Path) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--turns", type=at_least(1), default=9)
     turns = parser.parse_args().turns
     with tempfile.TemporaryDirectory() as folder:
         commands = sides(Path(folder))

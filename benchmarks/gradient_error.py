@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from arguments import at_least, writable
 from machine import machine
 from ordinary import Ordinary, use_threads
 from torch import Tensor
@@ -73,9 +74,9 @@ class Figures:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("outputs/gradient_error"))
-    parser.add_argument("--batches", type=int, default=3, help="a stage")
-    parser.add_argument("--draws", type=int, default=32, help="of each gradient")
+    parser.add_argument("--output", type=writable, default=Path("outputs/gradient_error"))
+    parser.add_argument("--batches", type=at_least(1), default=3, help="a stage")
+    parser.add_argument("--draws", type=at_least(1), default=32, help="of each gradient")
     parser.add_argument("overrides", nargs="*", help="options of all trainings")
     arguments = parser.parse_intermixed_args()
     use_threads(1)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.arguments import at_least, writable
 from client_app.cluster_state import cluster_state
 from collapipe import config
 from collapipe.runs.rows import build_tokenizer, load_shards
@@ -106,8 +107,8 @@ def play(options: Overrides, seeds: int) -> tuple[list[float], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("outputs/head_place"))
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--output", type=writable, default=Path("outputs/head_place"))
+    parser.add_argument("--seeds", type=at_least(1), default=20)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     found = []

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from arguments import at_least, writable
 from finished import finished, remember
 from machine import machine
 from ordinary import Ordinary, use_threads
@@ -68,9 +69,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("experiment", choices=("mr_en", "toutiao15", "chinese_ner", "multi30k"))
     default = Path(os.environ.get("COLLAPIPE_DATA", "../shared/data"))
     parser.add_argument("--data", type=Path, default=default, help="folder of all data sets")
-    parser.add_argument("--output", type=Path, default=Path("outputs/learning"))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=2, help="at a time")
+    parser.add_argument("--output", type=writable, default=Path("outputs/learning"))
+    parser.add_argument("--seeds", type=at_least(1), default=5)
+    parser.add_argument("--jobs", type=at_least(1), default=2, help="at a time")
     parser.add_argument("--precisions", nargs="*", default=[], help="values of compression")
     parser.add_argument("--loop", nargs="*", default=[], help="options of the loop alone")
     parser.add_argument("overrides", nargs="*", help="options of both sides")

@@ -19,6 +19,7 @@ from typing import cast
 
 from flwr.clientapp import ClientApp
 
+from benchmarks.arguments import at_least
 from benchmarks.machine import machine
 from benchmarks.polarity import options, trained
 from collapipe.tensors import Tensors
@@ -50,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(os.environ.get("COLLAPIPE_DATA", "../shared/data"))
     parser.add_argument("--data", type=Path, default=default, help="folder of all data sets")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=at_least(1), default=3)
     parser.add_argument("overrides", nargs="*", help="options of all runs")
     arguments = parser.parse_intermixed_args()
     shared = options(arguments.data.resolve(), UNITS, ROUNDS) + arguments.overrides

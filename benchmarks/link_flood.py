@@ -17,6 +17,7 @@ from select import select
 
 import grpc
 import psutil
+from arguments import at_least
 from machine import machine
 
 from collapipe.sections import LinkSettings
@@ -92,7 +93,7 @@ def flood(port: int, seconds: float, resets: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--strangers", type=int, default=4)
+    parser.add_argument("--strangers", type=at_least(1), default=4)
     arguments = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from arguments import at_least, writable
 from finished import finished, remember
 from machine import machine
 
@@ -62,9 +63,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(os.environ.get("COLLAPIPE_DATA", "../shared/data"))
     parser.add_argument("--data", type=Path, default=default, help="folder of all data sets")
-    parser.add_argument("--output", type=Path, default=Path("outputs/non_iid"))
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2, help="at a time")
+    parser.add_argument("--output", type=writable, default=Path("outputs/non_iid"))
+    parser.add_argument("--seeds", type=at_least(1), default=1)
+    parser.add_argument("--jobs", type=at_least(1), default=2, help="at a time")
     parser.add_argument("overrides", nargs="*", help="options of all runs")
     return parser.parse_intermixed_args()
 

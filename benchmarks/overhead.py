@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from arguments import at_least, writable
 from machine import machine
 from scipy import stats
 
@@ -50,10 +51,10 @@ EMPTY = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("outputs/overhead"))
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--units", type=int, default=3)
+    parser.add_argument("--output", type=writable, default=Path("outputs/overhead"))
+    parser.add_argument("--turns", type=at_least(1), default=5)
+    parser.add_argument("--rounds", type=at_least(1), default=30)
+    parser.add_argument("--units", type=at_least(1), default=3)
     parser.add_argument("--payload-bytes", type=int, default=4_000_000)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)

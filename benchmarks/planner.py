@@ -14,6 +14,7 @@ import argparse
 import numpy as np
 import scipy
 
+from benchmarks.arguments import at_least
 from benchmarks.machine import machine
 from benchmarks.planner_partition import partitions
 from benchmarks.planner_round import Row, rows
@@ -23,11 +24,11 @@ from benchmarks.planner_streamed import HEADER, streamed
 def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--instances", type=int, default=20)
+    parser.add_argument("--instances", type=at_least(1), default=20)
     parser.add_argument("--highs", type=int, default=20, help="instances for HiGHS, K=12")
     parser.add_argument("--highs-large", type=int, default=5, help="the same, K=48")
-    parser.add_argument("--units", type=int, default=30)
-    parser.add_argument("--channels", type=int, default=10)
+    parser.add_argument("--units", type=at_least(1), default=30)
+    parser.add_argument("--channels", type=at_least(1), default=10)
     options = parser.parse_args()
     versions = {"numpy": np.__version__, "scipy": scipy.__version__}
     print(machine() | versions | {"seeds": f"0 … {options.instances - 1}"})

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from benchmarks.arguments import writable
+
 
 def run_row(
     description: str | None,
@@ -19,7 +21,7 @@ def run_row(
     for module in modules:
         name = module.__name__.rpartition(".")[2]
         row = rows.add_parser(name, description=module.__doc__, help=module.__doc__)
-        row.add_argument("--output", type=Path, default=output)
+        row.add_argument("--output", type=writable, default=output)
         module.add_arguments(row)
         add_shared(row)
         row.set_defaults(main=module.main)

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from benchmarks.arguments import at_least
 from benchmarks.machine import machine
 from collapipe import config
 from collapipe.state import BlockCost, ClusterState, Estimates
@@ -47,12 +48,12 @@ COST = BlockCost(9.1e8, 1.8e9, 1.57e6, 1.57e6, 2.9e8)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--units", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--units", type=at_least(1), nargs="+", default=[10, 100, 1000])
     parser.add_argument("--runtimes", nargs="+", default=["local"])
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=at_least(1), default=8)
     parser.add_argument("--planned", type=int, nargs="*", default=[1000, 10_000])
     parser.add_argument("--model", choices=MODELS, default="tiny")
-    parser.add_argument("--channels", type=int, default=CHANNELS)
+    parser.add_argument("--channels", type=at_least(1), default=CHANNELS)
     arguments = parser.parse_args()
     print(json.dumps(machine()))
     print(

@@ -25,6 +25,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from arguments import at_least, writable
 from machine import machine
 
 from reproduction import fig11, frameworks
@@ -48,10 +49,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=Path("outputs/scheduler"))
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=1000, help="of the section speed")
-    parser.add_argument("--units", type=int, default=30, help="likewise")
+    parser.add_argument("--output", type=writable, default=Path("outputs/scheduler"))
+    parser.add_argument("--seeds", type=at_least(1), default=8)
+    parser.add_argument("--rounds", type=at_least(1), default=1000, help="of the section speed")
+    parser.add_argument("--units", type=at_least(1), default=30, help="likewise")
     parser.add_argument("--only", nargs="+", choices=sections, default=list(sections))
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ slower. Columns are the minimum, mean and maximum of the ratio; above 1, a sched
 than planned.
 """
 
+import argparse
 import statistics
 
 from pipeline.schedule import gpipe, one_f_one_b
@@ -53,4 +54,5 @@ def table() -> list[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(HEADER, *table(), sep="\n")

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 
+from benchmarks.arguments import at_least
 from benchmarks.machine import machine
 from collapipe.secure_aggregation.messages import (
     KeysReply,
@@ -170,8 +171,8 @@ def masked(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--values", type=int, default=294_912)
-    parser.add_argument("--units", type=int, nargs="+", default=[3, 10, 30, 100])
+    parser.add_argument("--values", type=at_least(1), default=294_912)
+    parser.add_argument("--units", type=at_least(1), nargs="+", default=[3, 10, 30, 100])
     parser.add_argument("--precisions", nargs="+", default=["float32", "int8"])
     parser.add_argument("--gone", type=float, nargs="+", default=[0.0, 0.1])
     arguments = parser.parse_args()

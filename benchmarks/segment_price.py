@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from arguments import at_least, writable
 from finished import finished, remember
 from machine import machine
 
@@ -111,8 +112,8 @@ def row(folder: Path, world: str, seeds: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("outputs/segment_price"))
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--output", type=writable, default=Path("outputs/segment_price"))
+    parser.add_argument("--seeds", type=at_least(1), default=20)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     rows = [row(arguments.output.resolve(), world, arguments.seeds) for world in WORLDS]

@@ -16,6 +16,7 @@ import itertools
 import json
 from pathlib import Path
 
+from arguments import at_least, writable
 from machine import machine
 
 from collapipe.runs.evidence import over_seeds
@@ -42,8 +43,8 @@ def worlds(preset: str, trains: str, sent: str) -> dict[str, tuple[Overrides, Ov
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--output", type=Path, default=Path("results/shared_rounds.json"))
+    parser.add_argument("--seeds", type=at_least(2), default=20)
+    parser.add_argument("--output", type=writable, default=Path("results/shared_rounds.json"))
     arguments = parser.parse_args()
     rows, cases = [], {}
     print(" | ".join(COLUMNS))

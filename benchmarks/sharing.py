@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import at_least, writable
 from machine import record
 
 from collapipe import config
@@ -285,9 +286,11 @@ def _cells(found: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clusters", type=int, default=25, help="of each number of devices")
+    parser.add_argument(
+        "--clusters", type=at_least(1), default=25, help="of each number of devices"
+    )
     parser.add_argument("--load", default="unknown", help="other work of this machine")
-    parser.add_argument("--output", type=Path, default=Path("results/sharing.json"))
+    parser.add_argument("--output", type=writable, default=Path("results/sharing.json"))
     arguments = parser.parse_args()
     found, rows = [], []
     print(" | ".join(COLUMNS))

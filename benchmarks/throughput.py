@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from arguments import at_least, writable
 from machine import record
 from ordinary import Ordinary, use_threads
 
@@ -32,8 +33,8 @@ SMALL_TEST = ["task.validation_rows=2", "task.test_rows=2"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("outputs/throughput"))
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--output", type=writable, default=Path("outputs/throughput"))
+    parser.add_argument("--turns", type=at_least(1), default=5)
     parser.add_argument("--widths", nargs="+", choices=WIDTHS, default=["256"])
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS)
     parser.add_argument("--load", default="unknown", help="other work of this machine")

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from arguments import at_least, writable
 from machine import machine
 from sharing import BATCH, BLOCKS, cost_of, devices_of, with_memory
 
@@ -133,8 +134,8 @@ def row(adapters: bool, mbit: int, count: int, clusters: int) -> tuple[list[floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clusters", type=int, default=6, help="of each number of devices")
-    parser.add_argument("--output", type=Path, default=Path("results/two_stages.json"))
+    parser.add_argument("--clusters", type=at_least(2), default=6, help="of each number of devices")
+    parser.add_argument("--output", type=writable, default=Path("results/two_stages.json"))
     arguments = parser.parse_args()
     rows = []
     print(" | ".join(COLUMNS))

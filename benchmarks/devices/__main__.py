@@ -6,6 +6,7 @@ Both sides of each ratio take turns in one run. Prints a table and writes ROW.js
 from argparse import ArgumentParser
 from pathlib import Path
 
+from benchmarks.arguments import at_least
 from benchmarks.devices import (
     availability,
     capacity,
@@ -31,7 +32,7 @@ ROWS = (
 
 
 def add_turns(row: ArgumentParser) -> None:
-    row.add_argument("--turns", type=int, default=20)
+    row.add_argument("--turns", type=at_least(1), default=20)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.cluster import add_sizes, daemons, ours, work
 from benchmarks.devices.sides import about, save
 from tests.boxes import Boxes
@@ -26,15 +27,15 @@ _BUSY = 8.0  # a device's weight on a busy machine, in processes
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for devices, their links, kills and sizes."""
-    parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--devices", type=at_least(1), default=4)
     parser.add_argument("--cores", type=float, default=0.35, help="Of each device.")
     parser.add_argument("--mbit", type=float, default=100)
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--kill-s", type=float, default=60, help="Seconds between two kills.")
     parser.add_argument("--back-s", type=float, default=5, help="Until the device starts again.")
     parser.add_argument("--round-s", type=float, default=30, help="After which a round ends.")
-    parser.add_argument("--every", type=int, default=2, help="Steps between two replicas.")
-    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--every", type=at_least(1), default=2, help="Steps between two replicas.")
+    parser.add_argument("--micro-batches", type=at_least(1), default=4)
     add_sizes(parser, blocks=12, samples=16)
 
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.cluster import CLIP, RATE, SEED, add_sizes, daemons, work
 from benchmarks.devices.memory import peak_bytes, reset_peak, train
 from benchmarks.devices.sides import about, save
@@ -33,11 +34,11 @@ _COPIES = 4  # of trained values: weights, gradients, two moments
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for devices, their limit, and sizes."""
-    parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--devices", type=at_least(1), default=4)
     parser.add_argument("--limit", type=float, default=1.2e9, help="Of each process, in bytes.")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--every", type=int, default=1, help="Steps between two replicas.")
-    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--steps", type=at_least(1), default=3)
+    parser.add_argument("--every", type=at_least(1), default=1, help="Steps between two replicas.")
+    parser.add_argument("--micro-batches", type=at_least(1), default=4)
     add_sizes(parser, dim=768, blocks=12, samples=8)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.arguments import at_least
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part
 from collapipe.models.transformer import TransformerSpec
@@ -31,10 +32,10 @@ VOCABULARY = Vocabulary(size=1000, pad=0, bos=1, eos=2)
 
 def add_sizes(parser: ArgumentParser, dim: int = 256, blocks: int = 6, samples: int = 32) -> None:
     """Add arguments for the sizes of model and batch, with these defaults."""
-    parser.add_argument("--dim", type=int, default=dim)
-    parser.add_argument("--blocks", type=int, default=blocks)
-    parser.add_argument("--samples", type=int, default=samples)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--dim", type=at_least(1), default=dim)
+    parser.add_argument("--blocks", type=at_least(1), default=blocks)
+    parser.add_argument("--samples", type=at_least(1), default=samples)
+    parser.add_argument("--tokens", type=at_least(1), default=64)
 
 
 def work(dim: int, blocks: int, samples: int, tokens: int) -> Work:

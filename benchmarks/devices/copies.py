@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.predictions import Setting, daemons_of, read_lines
 from benchmarks.devices.sides import save
 from benchmarks.machine import record
@@ -42,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--mbit", type=float, help="Of each link; without it one machine.")
     parser.add_argument("--cores", type=float, default=0.4, help="Of a device behind a link.")
     parser.add_argument("--plans", nargs="+", choices=PLANS, default=[*PLANS])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--options", nargs="*", default=[])
     parser.add_argument("--load", default="unknown", help="Other work of this machine.")
 

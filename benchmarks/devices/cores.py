@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.cluster import CLIP, RATE, SEED, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import Side, about, ratio, save, turns
 from collapipe.models.dropout import DropoutKey
@@ -23,8 +24,8 @@ from tests.network import Place
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for widths, micro-batches and sizes."""
-    parser.add_argument("--dims", type=int, nargs="+", default=[256, 768])
-    parser.add_argument("--micro-batches", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--dims", type=at_least(1), nargs="+", default=[256, 768])
+    parser.add_argument("--micro-batches", type=at_least(1), nargs="+", default=[4, 8, 16])
     add_sizes(parser)
 
 

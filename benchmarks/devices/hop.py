@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.hop_end import LENGTH, MOST
 from benchmarks.devices.sides import about, ratio, save, turns
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
@@ -29,7 +30,7 @@ DEVICE = "device-0"
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for rate and sizes."""
     parser.add_argument("--mbit", type=float, default=100)
-    parser.add_argument("--shape", type=int, nargs=3, default=[8, 64, 768])
+    parser.add_argument("--shape", type=at_least(1), nargs=3, default=[8, 64, 768])
 
 
 def main(arguments: Namespace) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.cluster import CLIP, RATE, Ours, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import WARM, about, equal_shares, ratio, save, turns
 from pipeline import schedule
@@ -20,9 +21,9 @@ from tests.torch_pipelining import rival
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for cases and sizes."""
-    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--devices", type=at_least(1), nargs="+", default=[2, 4])
     parser.add_argument("--schedules", nargs="+", default=["gpipe", "one_f_one_b"])
-    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--micro-batches", type=at_least(1), default=4)
     add_sizes(parser)
 
 

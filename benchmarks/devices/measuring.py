@@ -6,6 +6,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.predictions import Setting, daemons_of, measuring_s
 from benchmarks.devices.sides import save
 from benchmarks.machine import record
@@ -21,7 +22,7 @@ SIDES = {
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for devices and load."""
-    parser.add_argument("--devices", type=int, default=3)
+    parser.add_argument("--devices", type=at_least(1), default=3)
     parser.add_argument("--load", default="unknown", help="Other work of this machine.")
 
 

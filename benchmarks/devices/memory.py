@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.cluster import CLIP, RATE, SEED, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import about, save
 from collapipe.models.cost import measure_cost
@@ -30,10 +31,10 @@ _STEPS = 2  # from the second step on the optimiser has its moments
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for devices and sizes."""
-    parser.add_argument("--devices", type=int, default=4)
-    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--devices", type=at_least(1), default=4)
+    parser.add_argument("--micro-batches", type=at_least(1), default=4)
     parser.add_argument("--schedules", nargs="+", default=["gpipe", "one_f_one_b"])
-    parser.add_argument("--every", type=int, default=1, help="Steps between two replicas.")
+    parser.add_argument("--every", type=at_least(1), default=1, help="Steps between two replicas.")
     parser.add_argument("--room", type=float, help="memory of a device by the largest segment's")
     add_sizes(parser, dim=768, blocks=12, samples=8)
 

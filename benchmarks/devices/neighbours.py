@@ -16,6 +16,7 @@ from itertools import permutations
 
 import torch
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.cluster import Ours, add_sizes, apart, daemons, ours, work
 from benchmarks.devices.sides import about, limited, save
 from client_app.devices.law_of_rounds import updated
@@ -41,11 +42,11 @@ _WARM = 1  # warm-up steps after a new cut
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for clusters and sizes."""
-    parser.add_argument("--clusters", type=int, default=10)
+    parser.add_argument("--clusters", type=at_least(1), default=10)
     parser.add_argument("--first", type=int, default=0, help="Seed of the first cluster.")
     parser.add_argument("--neighbours", type=int, default=4)
-    parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=4, help="Of a turn.")
+    parser.add_argument("--micro-batches", type=at_least(1), default=4)
+    parser.add_argument("--steps", type=at_least(1), default=4, help="Of a turn.")
     parser.add_argument("--control-unit-cores", type=float, default=0.6)
     add_sizes(parser, dim=128, blocks=10, samples=16)
 

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.predictions import Setting, daemons_of, measuring_s, run_lines
 from benchmarks.devices.sides import save
 from benchmarks.machine import record
@@ -21,8 +22,8 @@ _Lines = list[dict[str, Any]]  # lines of a run's rounds from the second one on
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for devices, rounds and options."""
-    parser.add_argument("--devices", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--devices", type=at_least(1), default=3)
+    parser.add_argument("--rounds", type=at_least(1), default=4)
     parser.add_argument("--options", nargs="*", default=[])
     parser.add_argument("--measured", action="store_true", help="Measure the inventory before.")
     parser.add_argument("--load", default="unknown", help="Other work of this machine.")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.cluster import apart
 from benchmarks.devices.sides import about, limited, save
 from collapipe.credentials.authority import CONTROL_UNIT
@@ -63,7 +64,7 @@ FIRST = 3  # from this round on, plans no longer change much
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for rounds and settings."""
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=at_least(1), default=8)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
     parser.add_argument("--measured", action="store_true", help="Measure the inventory before.")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.cluster import Ours, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import about, save
 from collapipe.errors import StageError
@@ -31,9 +32,9 @@ _LOST = 1  # the second device
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for devices, their links and sizes."""
-    parser.add_argument("--devices", type=int, default=3)
+    parser.add_argument("--devices", type=at_least(1), default=3)
     parser.add_argument("--mbit", type=float, default=100)
-    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--micro-batches", type=at_least(1), default=4)
     parser.add_argument("--since", type=int, default=5, help="Steps since the checkpoint.")
     parser.add_argument("--shared", action="store_true", help="One stage on all devices.")
     add_sizes(parser, blocks=12)

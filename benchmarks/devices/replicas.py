@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 import torch
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.cluster import add_sizes, daemons, ours, work
 from benchmarks.devices.sides import about, save
 from pipeline.devices.control_unit.segments import RemoteSegments
@@ -16,11 +17,11 @@ from tests.network import network
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for devices, links, steps between two copies, and sizes."""
-    parser.add_argument("--devices", type=int, default=3)
+    parser.add_argument("--devices", type=at_least(1), default=3)
     parser.add_argument("--mbit", type=float, default=100)
     parser.add_argument("--every", type=int, nargs="+", default=[0, 1, 5, 20])
-    parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--passes", type=at_least(1), default=3)
+    parser.add_argument("--micro-batches", type=at_least(1), default=4)
     add_sizes(parser)
 
 

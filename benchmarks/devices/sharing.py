@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.predictions import FIRST, LORA, SINGLE, Setting, run_rounds
 from benchmarks.devices.sides import about, save
 from collapipe.config import load_overrides
@@ -48,7 +49,7 @@ SETTINGS = {
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for rounds and settings."""
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=at_least(1), default=6)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
 
 

@@ -8,6 +8,7 @@ trained.
 import json
 from argparse import ArgumentParser, Namespace
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.sides import about, save
 from collapipe.models.cost import end_bytes, measure_cost
 from collapipe.models.huggingface.spec import HuggingFaceSpec
@@ -33,8 +34,8 @@ _MODELS = {  # family, vocabulary, blocks, width, feed-forward width, heads, hea
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for a device's memory and a batch."""
     parser.add_argument("--memory", type=float, default=4e9, help="of each device, in bytes")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--batch", type=at_least(1), default=4)
+    parser.add_argument("--tokens", type=at_least(1), default=256)
 
 
 def main(arguments: Namespace) -> None:

@@ -8,6 +8,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.sides import about, ratio, save
 from benchmarks.language_models.runs import COLLAPIPE, add_model, on_conversations, run
 
@@ -26,8 +27,8 @@ print(tokenizer.decode(made[0, given["input_ids"].shape[1]:], skip_special_token
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for the model, turns and tokens."""
     add_model(parser)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--turns", type=at_least(1), default=3)
+    parser.add_argument("--tokens", type=at_least(1), default=32)
 
 
 def main(arguments: Namespace) -> None:

@@ -12,6 +12,7 @@ from statistics import fmean
 import torch
 import yaml
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.sides import about, save
 from benchmarks.language_models.inputs import (
     HALF_BILLION,
@@ -38,10 +39,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for sizes and a batch."""
     parser.add_argument("--sizes", nargs="*", default=[*_SIZES], choices=_SIZES)
     parser.add_argument("--kept", nargs="*", default=[*_KEPT], choices=_KEPT)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=4, help="of each of three rounds")
+    parser.add_argument("--batch", type=at_least(1), default=8)
+    parser.add_argument("--tokens", type=at_least(1), default=256)
+    parser.add_argument("--micro-batches", type=at_least(1), default=4)
+    parser.add_argument("--steps", type=at_least(1), default=4, help="of each of three rounds")
 
 
 def main(arguments: Namespace) -> None:

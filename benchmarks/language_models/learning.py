@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from statistics import fmean
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.sides import about, save
 from benchmarks.language_models.peft_loop import peft_loop
 from benchmarks.language_models.runs import add_model, on_conversations, run
@@ -13,7 +14,7 @@ _STEPS = 10  # of a round; mean losses of rounds are compared
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for the model and the number of steps."""
     add_model(parser)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=at_least(1), default=200)
 
 
 def main(arguments: Namespace) -> None:

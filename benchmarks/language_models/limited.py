@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.memory import peak_bytes, reset_peak
 from benchmarks.devices.sides import about, save
 from benchmarks.language_models.inputs import ONE_AND_A_HALF_BILLION, numbers, random_model
@@ -26,10 +27,10 @@ _SMALL = {**ONE_AND_A_HALF_BILLION, "hidden_size": 192, "intermediate_size": 256
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for devices, their limit, and sizes."""
-    parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--devices", type=at_least(1), default=4)
     parser.add_argument("--limit", type=float, default=1.5e9, help="of each device, in bytes")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--micro-batches", type=int, default=2, help="of one sample each")
+    parser.add_argument("--tokens", type=at_least(1), default=256)
+    parser.add_argument("--micro-batches", type=at_least(1), default=2, help="of one sample each")
 
 
 def main(arguments: Namespace) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.sides import about, save
 from benchmarks.language_models.inputs import HALF_BILLION, HUB_ID, numbers, random_model
 from benchmarks.language_models.resident import sampled
@@ -26,8 +27,8 @@ _SHARE = "4GB"  # of each device
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for devices and rounds."""
-    parser.add_argument("--devices", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--devices", type=at_least(1), default=3)
+    parser.add_argument("--rounds", type=at_least(1), default=3)
 
 
 def main(arguments: Namespace) -> None:

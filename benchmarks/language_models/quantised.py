@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.sides import about, save
 from benchmarks.language_models.paired import paired
 from benchmarks.language_models.peft_loop import examples_of
@@ -15,8 +16,8 @@ _BATCH = 8
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for the model, its quantisation, rows and seeds."""
     add_model(parser)
-    parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rows", type=at_least(1), default=1000)
+    parser.add_argument("--seeds", type=at_least(1), default=3)
     parser.add_argument("--kept", nargs="*", default=["int8", "nf4"], help="besides float32")
 
 

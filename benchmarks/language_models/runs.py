@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.arguments import at_least
 from benchmarks.finished import finished, remember
 from benchmarks.language_models.inputs import conversations
 from collapipe.process.children import ending
@@ -23,7 +24,7 @@ def add_model(parser: ArgumentParser) -> None:
     """Add arguments for the model, its task and threads."""
     parser.add_argument("--model", type=Path, required=True, help="folder, such as SmolLM2's")
     parser.add_argument("--task", default="causal_lm", help="or chat")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=at_least(1), default=1)
 
 
 def lora(model: str, task: str) -> list[str]:

@@ -4,6 +4,7 @@ threads."""
 import statistics
 from argparse import ArgumentParser, Namespace
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.sides import about, ratio, save
 from benchmarks.language_models.peft_loop import peft_loop
 from benchmarks.language_models.runs import add_model, on_conversations, run
@@ -14,7 +15,7 @@ _ROUNDS, _STEPS, _BATCH, _TOKENS = 3, 2, 8, 256  # the first round does not coun
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for the model and turns."""
     add_model(parser)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=at_least(1), default=3)
 
 
 def main(arguments: Namespace) -> None:

@@ -3,6 +3,7 @@ paired by seed."""
 
 from argparse import ArgumentParser, Namespace
 
+from benchmarks.arguments import at_least
 from benchmarks.devices.sides import about, save
 from benchmarks.language_models.paired import paired
 from benchmarks.language_models.runs import add_model, on_conversations
@@ -13,8 +14,8 @@ _UNITS, _BATCH, _STEPS = 3, 4, 10  # units, samples of a unit's batch, and its s
 def add_arguments(parser: ArgumentParser) -> None:
     """Add arguments for the model, steps and seeds."""
     add_model(parser)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=at_least(1), default=60)
+    parser.add_argument("--seeds", type=at_least(1), default=3)
 
 
 def main(arguments: Namespace) -> None:
