@@ -52,8 +52,8 @@ EMPTY = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=writable, default=Path("outputs/overhead"))
-    parser.add_argument("--turns", type=at_least(1), default=5)
-    parser.add_argument("--rounds", type=at_least(1), default=30)
+    parser.add_argument("--turns", type=at_least(2), default=5)
+    parser.add_argument("--rounds", type=at_least(2), default=30)
     parser.add_argument("--units", type=at_least(1), default=3)
     parser.add_argument("--payload-bytes", type=int, default=4_000_000)
     arguments = parser.parse_args()
