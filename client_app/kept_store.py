@@ -1,7 +1,7 @@
 """Store a deployed unit's state on its owner's disk, so that a restarted process can continue.
 
-The files belong to the last run only: its state after its last round, and before that round. Only
-the owner may read them.
+A run has its state after its last round, and before that round. A new run removes the files of
+earlier runs; one that is still under way writes its own again. Only the owner may read the files.
 """
 
 import logging
@@ -24,20 +24,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeptStore:
-    """The files of one run in ``folder``, which are replaced as a whole. They have messages as
-    JSON, and groups of tensors, by name."""
+    """The files of runs in ``folder``, which are replaced as a whole. They have messages as JSON,
+    and groups of tensors, by name."""
 
     folder: Path
 
     def read(self, run: int) -> tuple[dict[str, str], dict[str, Tensors]]:
-        """Read this run's state, and remove the files of other runs. If the file cannot be read, it
-        is removed with a warning, and the state is empty."""
-        last, before = self._only(run)
+        """Read this run's state. If it has none, the files of other runs are removed. If the file
+        cannot be read, it is removed with a warning, and the state is empty."""
+        last, before = self._files(run)
+        starts = not (last.exists() or before.exists())
+        for pattern in ("[0-9]*.safetensors", files.PARTIAL) if starts else (files.PARTIAL,):
+            for other in self.folder.glob(pattern):
+                other.unlink()
         return _read(last if last.exists() else before)  # after a kill only ``before`` may exist
 
     def go_back(self, run: int) -> tuple[dict[str, str], dict[str, Tensors]]:
         """Restore and read this run's state from before the last round; delete the later state."""
-        last, before = self._only(run)
+        last, before = self._files(run)
         last.unlink(missing_ok=True)
         if before.exists():
             before.replace(last)
@@ -53,7 +57,7 @@ class KeptStore:
         """Replace the stored state. After a round, the old state is retained as the state before
         the round. If writing fails, both states are deleted, because they are out of date; on a
         read-only file system they stay, as if the process had been killed before."""
-        last, before = self._only(run)
+        last, before = self._files(run)
         try:
             if after_round and last.exists():
                 last.replace(before)
@@ -64,14 +68,9 @@ class KeptStore:
                     file.unlink(missing_ok=True)
             _log.warning("state is not stored, a restart would lose it: %s", error)
 
-    def _only(self, run: int) -> tuple[Path, Path]:
-        """Return the files of ``run`` after and before its last round; remove all other files."""
-        own = self.folder / f"{run}.safetensors", self.folder / f"{run}.before.safetensors"
-        for pattern in ("[0-9]*.safetensors", files.PARTIAL):
-            for other in self.folder.glob(pattern):
-                if other not in own:
-                    other.unlink()
-        return own
+    def _files(self, run: int) -> tuple[Path, Path]:
+        """Return the files of ``run`` after and before its last round."""
+        return self.folder / f"{run}.safetensors", self.folder / f"{run}.before.safetensors"
 
 
 def _read(file: Path) -> tuple[dict[str, str], dict[str, Tensors]]:

@@ -124,17 +124,30 @@ MESSAGES = {"Setup": '{"tokenizer": "{}"}'}
 GROUPS = {"optimizer": {"a.b/exp_avg": torch.tensor([1.0, -0.0]), "n": torch.tensor(3)}}
 
 
-def test_only_the_last_runs_state_is_kept_in_a_private_file(tmp_path: Path) -> None:
+def test_a_runs_state_is_kept_in_a_private_file_until_the_next_run(tmp_path: Path) -> None:
     store = KeptStore(tmp_path)
-    (tmp_path / ".6.safetensors.1.partial").touch()
     store.write(7, MESSAGES, GROUPS)
     assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
+    (tmp_path / ".6.safetensors.1.partial").touch()
     messages, groups = store.read(7)
     assert messages == MESSAGES
+    assert len(list(tmp_path.iterdir())) == 1  # without the part that a killed process left
     assert groups.keys() == GROUPS.keys()
     assert differing(groups["optimizer"], GROUPS["optimizer"]) == []
     assert store.read(8) == ({}, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_at_once_keep_their_states(tmp_path: Path) -> None:
+    """A restarted unit continues both: neither run removes the other's files."""
+    store = KeptStore(tmp_path)
+    assert [store.read(run) for run in (7, 8)] == [({}, {})] * 2
+    for round_ in "12":
+        for run in (7, 8):
+            store.write(run, {"Trained": f"{run}, {round_}"}, GROUPS, after_round=True)
+    for run in (7, 8):
+        assert store.read(run)[0] == {"Trained": f"{run}, 2"}
+        assert store.go_back(run)[0] == {"Trained": f"{run}, 1"}
 
 
 @pytest.mark.parametrize("content", [b"half", without_elements(2**63)], ids=["half", "shape"])
