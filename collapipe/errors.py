@@ -1,5 +1,6 @@
 """The tree of errors. Each message is one line: problem, place, value, and how to correct it."""
 
+import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -175,11 +176,7 @@ def one_line(text: object) -> str:
 
 def written(value: object) -> str:
     """Return an option's value in one line, as YAML and command lines write it."""
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else one_line("null" if value is None else value)
-    )
+    return json.dumps(value) if value is None or isinstance(value, bool) else one_line(value)
 
 
 def cause_of(error: Exception) -> str:

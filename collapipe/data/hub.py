@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 Opened: TypeAlias = Callable[[], Dataset]
 _ID = re.compile(r"(?!buckets/)(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 _SAFE = Arrow, Cache, Csv, Json, Parquet, Text  # other builders unpickle, or open files of any kind
+_turns = threading.Lock()
 _MOST_FILES = 200_000  # datasets searches a folder tens of times
 _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 
@@ -81,13 +83,18 @@ def load(place: str, name: str, config: str | None) -> dict[str, Opened]:
 
 @contextmanager
 def _offline(silent: bool) -> Iterator[None]:
-    """Use the cache alone if the hub is ``silent``: its libraries would try again for minutes."""
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = (each or silent for each in before)
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+    """Use the cache alone if the hub is ``silent``: its libraries would try again for minutes.
+
+    Their settings are the process's, so units that read rows at the same time take turns.
+    """
+    with _turns:
+        before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+        offline = (each or silent for each in before)
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = offline
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
 def _opened(builder: DatasetBuilder, split: str, name: str) -> Dataset:

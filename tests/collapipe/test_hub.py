@@ -4,6 +4,8 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from huggingface_hub import constants
 from trained import of_texts
 
 from collapipe import hub
+from collapipe.data import hub as data_hub
 from collapipe.data.hub import hub_rows
 from collapipe.errors import ConfigError
 from collapipe.models.huggingface import configuration
@@ -99,8 +102,16 @@ def test_without_a_network_rows_are_read_from_the_cache(
     cached.parent.mkdir(parents=True)
     made.rename(cached)
     (cached / "csv-train.arrow").rename(cached / "reviews-train.arrow")
-    opened = hub_rows("somebody/reviews", None, "label")["train"]()
-    assert opened[:] == {"text": ["a hen"], "label": [1]}
+    check = data_hub._check_card
+
+    def slowly(place: str, name: str) -> None:
+        check(place, name)
+        time.sleep(0.05)  # without turns, others would now store and restore what this one has set
+
+    monkeypatch.setattr(data_hub, "_check_card", slowly)
+    with ThreadPoolExecutor(4) as pool:  # as units do that share a process
+        found = list(pool.map(partial(hub_rows, "somebody/reviews", None), ["label"] * 4))
+    assert [each["train"]()[:] for each in found] == [{"text": ["a hen"], "label": [1]}] * 4
     assert not constants.HF_HUB_OFFLINE
 
 
